@@ -274,9 +274,10 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
             "problem", "never changes", f"Never changes: {facts.path}",
             f"All {facts.rows:,} frames looked at are equal.", to,
         )  # fmt: skip
-    if not constant or _is_choice(facts):
-        # One discrete action is a finding of its own.
-        return None
+    if _is_choice(facts):
+        return None  # One discrete action is a finding of its own.
+    if not constant:
+        return _check_stopped(facts)
     name = component_name(facts.path, int(facts.constant[0]), facts.shape)
     more = f" and {constant - 1:,} more" if constant > 1 else ""
     finite = "finite " if facts.moments.nonfinite else ""
@@ -287,6 +288,24 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
         f"all {facts.rows:,} rows looked at ({name} is "
         f"{_number(facts.constant_value)}). A network learns nothing from it.",
         to,
+    )  # fmt: skip
+
+
+def _check_stopped(facts: FieldFacts) -> PageFinding | None:
+    """Check that no component of an observation stops to change."""
+    spread = facts.spread
+    if facts.role != "observation" or spread is None:
+        return None
+    stopped = (spread.stopped & (spread.num_values > MANY_VALUES)).nonzero()[0].tolist()
+    if not stopped:
+        return None
+    name = component_name(facts.path, stopped[0], facts.shape)
+    more = f" and {len(stopped) - 1:,} more" if len(stopped) > 1 else ""
+    return PageFinding(
+        "look", "never changes", f"No longer changes: {name}{more}",
+        f"In the newest eighth, of several episodes, {name} has one value; before, it "
+        "had many.",
+        f"field:{facts.path}",
     )  # fmt: skip
 
 
@@ -570,9 +589,10 @@ def check_one_action(facts: FieldFacts) -> PageFinding | None:
     looked = looked_at(spread.rows, _all_of(facts), spread.num_envs, facts.num_envs)
     if discrete:
         top = _number(spread.top_values[0, 0])
+        number = (spread.sizes > 0).sum() if spread.one_hot else spread.num_values[0]
         return PageFinding(
             "fine", "one action", "Actions vary",
-            f"{spread.num_values[0]:,} different ones. The most frequent, {top}, is in "
+            f"{number:,} different ones. The most frequent, {top}, is in "
             f"{_share(float(shares[0, 0]))} of steps. Looked at: {looked}.",
             "actions",
         )  # fmt: skip
@@ -817,7 +837,9 @@ def _worst_part(
 
 
 def _is_choice(facts: FieldFacts) -> bool:
-    """The field is a discrete action: one number of some kinds."""
+    """The field is a discrete action: a number, or a 1 among zeros."""
+    if facts.spread is not None and facts.spread.one_hot:
+        return True
     return (
         facts.role == "action" and facts.num_components == 1 and facts.kind != "f"
         and not facts.varies

@@ -106,7 +106,8 @@ def make_overview(
         ),
         (
             "repeated rows", "fields",
-            lambda: checks.check_repeated_rows(facts, observed, whole, steps),
+            lambda: checks.check_repeated_rows(facts, observed, whole, steps)
+            if len(facts) == len(buffer.schema.paths) else None,
         ),
         ("scales", "fields", lambda: checks.check_scales(facts)),
         *_by_field("clipped", "fields", checks.check_clipped, facts),
@@ -139,7 +140,7 @@ def make_overview(
         findings += checks.run_check(name, to, check)
     if len(facts) < len(buffer.schema.paths):
         # Of the fields that could not be read nothing is known.
-        fine = ("not finite", "never changes")
+        fine = ("not finite", "never changes", "scales")
         findings = [f for f in findings if f.level != "fine" or f.id not in fine]
     overview = {
         "steps": num_steps,

@@ -110,6 +110,9 @@ class Spread:
             range of its low end.
         at_highs: float64 ``[P, C]``, likewise.
         sizes: float64 ``[C]``, root mean square of the finite values.
+        stopped: bool ``[C]``, the newest eighth, of several episodes, has one value.
+        one_hot: Of each row one component is 1, the others 0: a choice, whose numbers
+            stand in `top_values`.
         top_values: float64 ``[P, K]``, the most frequent values of the first
             components, at most 256; K is 0 where they are not counted.
         top_shares: float64 ``[P, K]``, their shares of the rows.
@@ -124,6 +127,8 @@ class Spread:
     at_lows: Floats
     at_highs: Floats
     sizes: Floats
+    stopped: Bools
+    one_hot: bool
     top_values: Floats
     top_shares: Floats
 
@@ -137,10 +142,16 @@ def spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Sprea
         counted: How often the single values occur matters, too.
     """
     step = max(COUNTED_COMPONENTS, AT_A_TIME // len(values))
+    one_hot = (
+        counted
+        and values.shape[1] > 1
+        and bool(((values == 0) | (values == 1)).all())
+        and bool((values.sum(axis=1) == 1).all())
+    )
     pieces = []
     for first in range(0, values.shape[1], step):
         columns = values[:, first : first + step]
-        pieces.append(_spread_of(columns, steps, counted and first == 0))
+        pieces.append(_spread_of(columns, steps, counted and first == 0, one_hot))
     if len(pieces) == 1:
         return pieces[0]
     joined: dict[str, Any] = {
@@ -151,7 +162,9 @@ def spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Sprea
     return replace(pieces[0], **joined)
 
 
-def _spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Spread:
+def _spread_of(
+    values: NDArray[np.generic], steps: Steps, counted: bool, one_hot: bool
+) -> Spread:
     """Measure the spread of some components."""
     lately = steps.lately()
     large, numbers = steps.large_envs()
@@ -180,6 +193,12 @@ def _spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Spre
 
     each_env = range(len(large))
     some = wide[:, :COUNTED_COMPONENTS] if counted else wide[:, :0]
+    if counted and one_hot:
+        some = wide.argmax(axis=1)[:, None].astype(np.float64)
+    stopped = np.zeros(wide.shape[1], bool)
+    newest = steps.eighths == 7
+    if newest.sum() >= MIN_ROWS and steps.ends[newest].sum() >= 2:
+        stopped = (wide[newest] == wide[newest][0]).all(axis=0)
     tops = [_tops(some, np.zeros(len(wide), np.int64), 1)]
     tops += [
         _tops(some[rows], np.zeros(int(rows.sum()), np.int64), 1) for _, rows in lately
@@ -195,6 +214,8 @@ def _spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Spre
         at_lows=shares(low),
         at_highs=shares(high),
         sizes=sizes,
+        stopped=stopped,
+        one_hot=one_hot,
         top_values=np.concatenate([top for top, _ in tops]),
         top_shares=np.concatenate([share for _, share in tops]),
     )

@@ -1,8 +1,8 @@
 """A sample of a buffer's steps, and facts about each field in it.
 
-Up to 65,536 steps are all looked at. Of more, runs of 64 neighbours are taken evenly
-over the ring: neighbours, so that repeated frames are seen and pages are shared. Some
-MiB of one field are in memory at a time.
+Up to 65,536 steps are all looked at. Of more, runs of 64 neighbours are taken about
+evenly over the ring: neighbours, so that repeated frames are seen and pages are shared.
+Some MiB of one field are in memory at a time.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ in memory, at least 64 rows, while they take no more than the latter."""
 BLOCK_NBYTES = 4 << 20
 """Of rows that are in memory at a time."""
 RUN_ROWS = 64
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples, modulo 1, are spread evenly."""
 HISTOGRAM_COMPONENTS = 8
 BINS = 40
 FEW_VALUES = 8
@@ -129,7 +131,12 @@ def take_sample(
     else:
         run = min(RUN_ROWS, max(1, int(lengths.max())))
         num_runs = max(2, maximum // run)
-        rows = (np.arange(num_runs) * (total - run)) // (num_runs - 1)
+        numbers = np.arange(num_runs)
+        rows = (numbers * (total - run)) // (num_runs - 1)
+        # Not at equal distances: environments as long as one of them would each be
+        # looked at in one place.
+        spare = max(0, (total - run) // (num_runs - 1) - run)
+        rows[1:-1] += (numbers[1:-1] * GOLDEN % 1 * spare).astype(np.int64)
         envs = np.searchsorted(edges, rows, "right")
         firsts = rows - (edges - lengths)[envs] + span.first[envs]
         # A run stays within its environment.
@@ -138,6 +145,10 @@ def take_sample(
         positions = (firsts[:, None] + np.arange(run)).ravel()
         inside = positions < span.stop[env_ids]
         env_ids, positions = env_ids[inside], positions[inside]
+        # Two runs overlap where both were moved away from the same edge.
+        rows = positions - span.first[env_ids] + (edges - lengths)[env_ids]
+        _, once = np.unique(rows, return_index=True)
+        env_ids, positions = env_ids[once], positions[once]
     flags = view.flags(env_ids, positions)
     steps = (flags & FINAL) == 0
     env_ids, positions, flags = env_ids[steps], positions[steps], flags[steps]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page.sample import take_sample
 
 STEPS = 800
 """Steps of each environment."""
@@ -45,6 +46,20 @@ def grid(rng):
     for t in range(1, len(cells)):
         cells[t] = (cells[t - 1] + moves[t]).clip(0, 63)
     return steps | {"observation": cells, "action": moves + 1}
+
+
+def camera(rng):
+    """The robot with frames alone."""
+    steps = robot(rng)
+    shape = *steps["reward"].shape, 16, 16, 3
+    return steps | {"observation": rng.integers(0, 256, shape, np.uint8)}
+
+
+def choice(rng):
+    """The robot with one of thirty actions, which is 1, the others 0."""
+    steps = robot(rng)
+    actions = np.eye(30, dtype=np.float32)
+    return steps | {"action": actions[rng.integers(0, 30, steps["reward"].shape)]}
 
 
 def make(path, steps):
@@ -142,6 +157,11 @@ def one_action_in_one_environment(steps, rng):
     steps["action"][:, 1] = 2
 
 
+def a_choice_nearly_always(steps, rng):
+    actions = steps["action"]
+    actions[rng.random(actions.shape[:2]) < 0.94] = np.eye(30)[7]
+
+
 def one_value_lately(steps, rng):
     steps["action"][-STEPS // 8 :, :, 1] = 0.25
 
@@ -173,6 +193,10 @@ def clipped(steps, rng):
     values[:] = (10 * values).clip(-1, 1)
 
 
+def a_sensor_that_breaks(steps, rng):
+    steps["observation"][-STEPS // 7 :, :, 3] = 0.5
+
+
 def one_much_larger(steps, rng):
     steps["observation"][..., 4] *= 1e6
 
@@ -186,6 +210,8 @@ FAULTS = [
     (robot, frozen_lately, "repeated rows", " in the newest eighth"),
     (grid, frozen_environment, "repeated rows", " in environment 1"),
     (robot, stored_twice, "repeated rows", "Repeated observations"),
+    (camera, frozen_environment, "repeated frames", " in environment 1"),
+    (camera, stored_twice, "repeated frames", "Repeated frames: observation"),
     (grid, stored_twice, "repeated rows", "Repeated observations"),
     (robot, one_in_ten_stored_twice, "repeated rows", "Repeated observations"),
     (robot, no_reward_in_one_environment, "rewards", "No reward in environment 1"),
@@ -199,6 +225,8 @@ FAULTS = [
     (game, one_action_lately, "one action", " in the newest eighth: 2"),
     (game, one_action_in_one_environment, "one action", " in environment 1: 2"),
     (robot, one_value_lately, "one action", "newest eighth: action[1] is 0.25"),
+    (choice, a_choice_nearly_always, "one action", "Nearly always one action: 7"),
+    (robot, a_sensor_that_breaks, "never changes", "changes: observation[3]"),
     (keyboard, a_switch_with_one_value, "one action", ": action[1] is 2"),
     (robot, larger_lately, "reward scale", " times larger"),
     (robot, smaller_lately, "reward scale", " times smaller"),
@@ -350,7 +378,8 @@ def an_environment_that_is_new(rng):
 
 
 TWINS = [
-    robot, game, keyboard, grid, few_goals, late_goals, a_switch_and_a_torque,
+    robot, game, keyboard, grid, camera, choice, few_goals, late_goals,
+    a_switch_and_a_torque,
     eight_places, one_hot, an_environment_that_is_new,
 ]  # fmt: skip
 
@@ -360,3 +389,18 @@ TWINS = [
 def test_nothing_stands_out_of_a_healthy_buffer_of_any_kind(ask, tmp_path, kind, seed):
     found = levels(ask(make(tmp_path / "a", kind(np.random.default_rng(seed)))))
     assert [title for (_, fine), title in found.items() if not fine] == []
+
+
+def test_environments_as_long_as_two_runs_are_looked_at_everywhere(tmp_path):
+    lead = 128, 1023
+    path = make(
+        tmp_path / "a",
+        {"observation": np.zeros((*lead, 1), np.float32), "reward": np.zeros(lead)},
+    )
+    with mr.ReplayBuffer.open(path) as buffer:
+        sample = take_sample(buffer)
+    assert not sample.complete
+    counts = np.bincount(sample.eighths, minlength=8)
+    assert counts.min() > len(sample) / 64
+    assert (np.diff(sample.env_ids) >= 0).all()
+    assert len({*zip(sample.env_ids, sample.positions, strict=True)}) == len(sample)
