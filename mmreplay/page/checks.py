@@ -43,6 +43,8 @@ ENDLESS = 2.0
 UNKNOWN_NEXT = 0.01
 BEHIND, MIN_BEHIND = 0.05, 64
 UNTOUCHED = 0.95
+MOST_FINE = 3
+"""Findings of one check that say that a field is fine; others are counted."""
 TOP_SHARE, FEW_EFFECTIVE = 0.3, 0.1
 
 
@@ -816,6 +818,24 @@ def check_priorities(
     return PageFinding(
         "fine", "priorities", "Priorities are spread", spread, "priorities"
     )
+
+
+def folded(findings: Sequence[PageFinding]) -> list[PageFinding]:
+    """Return findings, of one check 3 that are fine and the number of others."""
+    kept: list[PageFinding] = []
+    fine: dict[str, list[PageFinding]] = {}
+    for finding in findings:
+        if finding.level != "fine":
+            kept.append(finding)
+        else:
+            fine.setdefault(finding.id, []).append(finding)
+    for name, some in fine.items():
+        kept += some[:MOST_FINE]
+        left = len(some) - MOST_FINE
+        if left > 0:
+            text = f"So it is with {left:,} more {'field' if left == 1 else 'fields'}."
+            kept.append(PageFinding("fine", name, some[0].title, text, "fields"))
+    return kept
 
 
 def by_level(findings: Sequence[PageFinding]) -> list[PageFinding]:

@@ -183,7 +183,9 @@ def make_overview(
         },
         "fields": fields_of(buffer, roles, image_layouts, facts),
         "storage": storage_of(shown, buffer, num_unknown),
-        "checks": [finding.to_json() for finding in checks.by_level(findings)],
+        "checks": [
+            finding.to_json() for finding in checks.by_level(checks.folded(findings))
+        ],
         "sample": {"rows": len(sample), "whole": sample.complete},
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)

@@ -7,7 +7,7 @@ memory of facts is bounded by the environments, and by 4,096 steps of each compo
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ NEAR = 0.005
 """Share of the range that is taken for its end."""
 AT_A_TIME = 1 << 19
 """Values that are sorted together."""
+SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 COUNTED_COMPONENTS = 256
 """Of an action, whose values are counted."""
 
@@ -139,7 +140,7 @@ def spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Sprea
     Args:
         values: ``[N, C]``, at least one row.
         steps: N, that they are of.
-        counted: How often the single values occur matters, too.
+        counted: How often the single values occur, and parts by themselves, matter.
     """
     step = max(COUNTED_COMPONENTS, AT_A_TIME // len(values))
     one_hot = (
@@ -151,7 +152,7 @@ def spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Sprea
     pieces = []
     for first in range(0, values.shape[1], step):
         columns = values[:, first : first + step]
-        pieces.append(_spread_of(columns, steps, counted and first == 0, one_hot))
+        pieces.append(_spread_of(columns, steps, counted, first == 0, one_hot))
     if len(pieces) == 1:
         return pieces[0]
     joined: dict[str, Any] = {
@@ -163,12 +164,20 @@ def spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Sprea
 
 
 def _spread_of(
-    values: NDArray[np.generic], steps: Steps, counted: bool, one_hot: bool
+    values: NDArray[np.generic], steps: Steps, counted: bool, first: bool, one_hot: bool
 ) -> Spread:
-    """Measure the spread of some components."""
-    lately = steps.lately()
-    large, numbers = steps.large_envs()
-    parts = ("", *(name for name, _ in lately), *(f"environment {i}" for i in large))
+    """Measure the spread of some components, the first ones or others."""
+    parts: list[tuple[str, Bools | slice]] = [("", slice(None))]
+    num_envs = 0
+    if counted:
+        parts += steps.lately()
+        large, _ = steps.large_envs()
+        begins, ends = (np.searchsorted(steps.env_ids, large, s) for s in SIDES)
+        parts += [
+            (f"environment {env_id}", slice(begin, end))
+            for env_id, begin, end in zip(large, begins, ends, strict=True)
+        ]
+        num_envs = len(large)
     wide = values.astype(np.float64)
     finite = np.isfinite(wide)
     wide[~finite] = np.nan
@@ -185,39 +194,28 @@ def _spread_of(
         high = (np.abs(wide - highs) <= near) & ~low
         sizes = np.sqrt(np.square(wide).sum(0, where=finite) / np.maximum(counts, 1))
 
-    def shares(mask: Bools) -> Floats:
-        found = [_share(mask, finite)]
-        found += [_share(mask[rows], finite[rows]) for _, rows in lately]
-        found += [_share(mask[numbers == i], finite[numbers == i]) for i in each_env]
-        return np.stack(found)
-
-    each_env = range(len(large))
-    some = wide[:, :COUNTED_COMPONENTS] if counted else wide[:, :0]
-    if counted and one_hot:
+    some = wide[:, : COUNTED_COMPONENTS if counted and first else 0]
+    if some.size and one_hot:
         some = wide.argmax(axis=1)[:, None].astype(np.float64)
     stopped = np.zeros(wide.shape[1], bool)
     newest = steps.eighths == 7
     if newest.sum() >= MIN_ROWS and steps.ends[newest].sum() >= 2:
         stopped = (wide[newest] == wide[newest][0]).all(axis=0)
-    tops = [_tops(some, np.zeros(len(wide), np.int64), 1)]
-    tops += [
-        _tops(some[rows], np.zeros(int(rows.sum()), np.int64), 1) for _, rows in lately
-    ]
-    tops.append(_tops(some[numbers >= 0], numbers[numbers >= 0], len(large)))
+    tops = [_tops(some[rows]) for _, rows in parts]
     return Spread(
-        parts=parts,
+        parts=tuple(name for name, _ in parts),
         rows=len(wide),
-        num_envs=len(large),
+        num_envs=num_envs,
         num_values=num_values,
         lows=lows,
         highs=highs,
-        at_lows=shares(low),
-        at_highs=shares(high),
+        at_lows=np.stack([_share(low[rows], finite[rows]) for _, rows in parts]),
+        at_highs=np.stack([_share(high[rows], finite[rows]) for _, rows in parts]),
         sizes=sizes,
         stopped=stopped,
         one_hot=one_hot,
-        top_values=np.concatenate([top for top, _ in tops]),
-        top_shares=np.concatenate([share for _, share in tops]),
+        top_values=np.stack([top for top, _ in tops]),
+        top_shares=np.stack([share for _, share in tops]),
     )
 
 
@@ -227,33 +225,20 @@ def _share(mask: Bools, finite: Bools) -> Floats:
     return found
 
 
-def _tops(values: Floats, groups: Ids, num_groups: int) -> tuple[Floats, Floats]:
-    """Return the most frequent value of each component in each group, and its share.
+def _tops(values: Floats) -> tuple[Floats, Floats]:
+    """Return the most frequent value of each component, and its share of the rows.
 
     Args:
-        values: ``[N, C]``.
-        groups: int64 ``[N]``, growing, in ``[0, G)``.
-        num_groups: G; each has a row.
+        values: ``[N, C]``, at least one row.
 
     Returns:
-        float64 ``[G, C]`` twice.
+        float64 ``[C]`` twice.
     """
-    shape = num_groups, values.shape[1]
-    tops, shares = np.full(shape, np.nan), np.zeros(shape)
-    sizes = np.bincount(groups, minlength=num_groups)
-    for number in range(values.shape[1] if num_groups else 0):
-        order = np.lexsort((values[:, number], groups))
-        ordered, group = values[order, number], groups[order]
-        begins = np.ones(len(ordered), bool)
-        begins[1:] = (ordered[1:] != ordered[:-1]) | (group[1:] != group[:-1])
-        firsts = np.flatnonzero(begins)
-        counts = np.diff(firsts, append=len(ordered))
-        # The last of each group after it is ordered by counts.
-        by_count = np.lexsort((counts, group[firsts]))
-        ends = np.searchsorted(group[firsts][by_count], np.arange(num_groups), "right")
-        best = by_count[ends - 1]
-        tops[:, number] = ordered[firsts[best]]
-        shares[:, number] = counts[best] / sizes
+    tops, shares = np.full(values.shape[1], np.nan), np.zeros(values.shape[1])
+    for number in range(values.shape[1]):
+        distinct, counts = np.unique(values[:, number], return_counts=True)
+        tops[number] = distinct[counts.argmax()]
+        shares[number] = counts.max() / len(values)
     return tops, shares
 
 

@@ -404,3 +404,34 @@ def test_environments_as_long_as_two_runs_are_looked_at_everywhere(tmp_path):
     assert counts.min() > len(sample) / 64
     assert (np.diff(sample.env_ids) >= 0).all()
     assert len({*zip(sample.env_ids, sample.positions, strict=True)}) == len(sample)
+
+
+def test_fine_findings_of_many_fields_are_counted(ask, tmp_path, rng):
+    numbers = rng.normal(size=(9, 400)).astype(np.float32)
+    fields = {f"n{i}": mr.Field((), "float32") for i in range(9)}
+    with mr.ReplayBuffer.create(
+        tmp_path / "a",
+        mr.Schema({"observation": fields, "reward": mr.Field((), "float32")}),
+        400,
+        autoreset="disabled",
+    ) as buffer:
+        values = {f"n{i}": column for i, column in enumerate(numbers)}
+        values["n7"] = (10 * numbers[7]).clip(-1, 1)
+        buffer.extend(observation=values, reward=numbers[0])
+    found = ask(tmp_path / "a").json("overview")["checks"]
+    clipped = [check for check in found if check["id"] == "clipped"]
+    assert [check["level"] for check in clipped] == ["look", *4 * ["fine"]]
+    assert clipped[0]["title"] == "Clipped: observation/n7"
+    assert clipped[-1]["text"] == "So it is with 5 more fields."
+
+
+def test_an_action_of_many_components_is_looked_at_by_parts(ask, tmp_path, rng):
+    steps = robot(rng)
+    steps["action"] = rng.uniform(-0.9, 0.9, (STEPS, 2, 2000)).astype(np.float32)
+    twin = levels(ask(make(tmp_path / "twin", steps)))
+    assert [key for key in twin if not key[1]] == []
+    late = steps["action"][-STEPS // 8 :, :, 1990]
+    late[:] = np.sign(late)
+    found = levels(ask(make(tmp_path / "fault", steps)))
+    title = found["saturated", False]
+    assert title.startswith("Saturated: action[1990] in the newest ")
