@@ -31,6 +31,7 @@ GREW, SHRANK = 100.0, 200.0
 REPEATED, REPEATED_STATE, REPEATED_ROW = 0.05, 0.7, 0.4
 """Shares of rows that equal the one before: of numbers that hardly ever do; of states,
 such as a cell of a grid; of states with the action and the reward."""
+REPEATED_IN_PART = 0.2
 MANY_VALUES = 20
 """More make a component continuous."""
 SATURATED, MOSTLY_SATURATED = 0.2, 0.6
@@ -853,6 +854,8 @@ def _worst_part(
         most: A larger share is a finding.
     """
     whole, worst = parts[0], max(parts, key=lambda part: part[2])
+    if worst[2] <= max(most, REPEATED_IN_PART):
+        return whole  # Of few steps some are equal by chance.
     return whole if whole[2] > most and worst[2] <= 1.5 * whole[2] else worst
 
 

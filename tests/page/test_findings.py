@@ -391,6 +391,14 @@ def test_nothing_stands_out_of_a_healthy_buffer_of_any_kind(ask, tmp_path, kind,
     assert [title for (_, fine), title in found.items() if not fine] == []
 
 
+def test_a_few_equal_frames_among_the_newest_are_fine(ask, tmp_path, rng):
+    steps = camera(rng)
+    frames = steps["observation"]
+    frames[-60::10] = frames[-61:-1:10]
+    found = levels(ask(make(tmp_path / "a", steps)))
+    assert [title for (_, fine), title in found.items() if not fine] == []
+
+
 def test_environments_as_long_as_two_runs_are_looked_at_everywhere(tmp_path):
     lead = 128, 1023
     path = make(
