@@ -492,7 +492,7 @@ def frame_limits(
     def find(buffer: ReplayBuffer) -> tuple[float, float]:
         some = take_sample(buffer).at_most(rows_of(buffer.schema[path]))
         moments = Moments()
-        for _, values in sample_blocks(buffer, path, some):
+        for *_, values in sample_blocks(buffer, path, some):
             moments = moments.merge(moments_of(values))
         if not moments.count:
             return 0.0, 1.0

@@ -526,8 +526,14 @@ def test_a_step_is_seen_soon_after_it_was_added(tab, serve, tmp_path, rng):
             tab.wait(f"{fact}.startsWith('{60 + added}')")
             # The page promises a second; a busy machine may take longer.
             assert time.monotonic() - begin < 2
-        tab.wait("return document.querySelector('#rewards .note').textContent === "
-                 "'63 steps'")  # fmt: skip
+        tab.wait(
+            "return mmr.app.overview(mmr.app.id, true).then(each => each.steps === 63)"
+        )
+    # One number of steps is on the screen, that of the figure.
+    assert tab.text("#rewards .note") == "all steps"
+    assert "Looked at: all steps." in tab.run(
+        "return document.querySelector('main').textContent"
+    )
     assert tab.errors() == []
 
 
@@ -668,10 +674,36 @@ def test_one_buffer_is_named_without_a_choice(tab, serve, path):
 
 def test_time_stamps_have_all_their_digits(tab, serve, path):
     tab.open(serve(path))
-    numbers_ = tab.run("return [1700000001, 1.7e15, 3e16, 12345678.4].map(mmr.number)")
+    numbers_ = tab.run(
+        "return [1700000001, 1.7e15, 3e16, 12345678.4, 1700000016.03, -1e7 - 0.25]"
+        ".map(mmr.number)"
+    )
     assert numbers_ == [
-        "1,700,000,001", "1,700,000,000,000,000", "3.00e+16", "12,345,678",
+        "1,700,000,001", "1,700,000,000,000,000", "3.00e+16", "12,345,678.4",
+        "1,700,000,016.03", "-10,000,000.25",
     ]  # fmt: skip
+    assert tab.run('return mmr.plus("1700000016.0", 0.03)') == "1,700,000,016.03"
+
+
+def test_rows_stand_beside_rows_and_steps_beside_steps(tab, serve, tmp_path, rng):
+    path = make_buffer(tmp_path / "finals", rng, count=300, capacity=400)
+    tab.open(serve(path))
+    # 20 episodes have a final row each.
+    note = tab.text('[data-fact="steps"] small')
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    assert note == "620 of 800 rows, 78 % full"
+
+
+def test_bytes_of_a_text_are_those_of_its_values_and_references(tab, serve, tmp_path):
+    fields = {"note": mr.Field.text(100), "reward": mr.Field((), "float32")}
+    with mr.ReplayBuffer.create(
+        tmp_path / "a", mr.Schema(fields), 10, heap_bytes=4096, autoreset="disabled"
+    ) as buffer:
+        for number in range(4):
+            buffer.add(note="x" * 10 * number, reward=1.0)
+    tab.open(serve(tmp_path / "a"))
+    assert tab.texts("#fields tbody tr:first-child > *")[6] == str(16 + 15)
+    assert tab.text("#fields .note") == "35 B a row, mean of the values looked at"
 
 
 def test_two_pages_on_two_ports(tab, serve, path, tmp_path, rng):
