@@ -587,10 +587,8 @@ class CommitReader:
     def close(self) -> None:
         """Give the file and its mapping back; threads that look see what it was."""
         self._file.close()
-        mapping = self._mapping
-        if isinstance(mapping, mmap.mmap):
-            self._mapping = bytes(mapping)
-            mapping.close()
+        # Not closed: a copy that shows one moment has the same one.
+        self._mapping = bytes(self._mapping)
 
 
 def starved(path: Path) -> StarvedError:
