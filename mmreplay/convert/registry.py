@@ -301,9 +301,10 @@ def named(name: str, able: str = "name") -> Format:
         raise FormatError(failed[name])
     if name not in known:
         fit = sorted(each.name for each in known.values() if getattr(each, able))
+        otherwise = "Install the package that adds it, or choose another."
         raise SchemaError(
-            f"format must be one of {', '.join(fit)}, got {shown(name)}. Install the "
-            "package that adds it, or choose another."
+            f"format must be one of {', '.join(fit)}, got {shown(name)}. "
+            f"{meant(name, fit, otherwise)}"
         )
     return known[name]
 
@@ -344,7 +345,8 @@ def source_format(path: Path, name: str | None = None) -> Format:
             f"is missing.{_or_failed()}"
         )
     raise FormatError(
-        f"{path} must be a buffer or one of {_endings('reads')}, got a {kind} of no "
+        f"{path} must be a buffer or one of {', '.join(_endings('reads'))}, got a "
+        f"{kind} of no "
         f"known format. Name the format with format= (--from).{_or_failed()}"
     )
 
@@ -362,10 +364,13 @@ def target_format(path: Path, name: str | None = None) -> Format:
         if each.writes:
             return each
     if fitting or path.suffix:
+        endings = _endings("writes")
+        advice = meant(
+            path.suffix.lower(), endings, "Name the format with format= (--to)."
+        )
         raise FormatError(
             f"{path}: mmreplay writes no format of this name, only "
-            f"{_endings('writes')} or a folder. Name the format with format= "
-            f"(--to).{_or_failed()}"
+            f"{', '.join(endings)} or a folder. {advice}{_or_failed()}"
         )
     return formats()[BUFFER]
 
@@ -406,9 +411,20 @@ def _asked(path: Path) -> Format | None:
     return None
 
 
-def _endings(does: str) -> str:
+def _endings(does: str) -> list[str]:
     able = [each for each in formats().values() if getattr(each, does)]
-    return ", ".join(sorted({suffix for each in able for suffix in each.suffixes}))
+    return sorted({suffix for each in able for suffix in each.suffixes})
+
+
+def misnamed(found: Format, target: Path) -> str | None:
+    """A note about a target whose suffix is not one of its format; None without one."""
+    fitting = _by_suffix(target)
+    if found in fitting or not target.suffix or not (fitting or found.suffixes):
+        return None
+    return (
+        f"{target.name} does not end as {found.name} does: name the format with "
+        f"format={found.name!r} (--from {found.name}) to read it"
+    )
 
 
 def _function(file_format: Format, name: str) -> Callable[..., Any]:
@@ -419,7 +435,7 @@ def _imported(home: str, name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(import_module(home), name))
 
 
-def open_reader(found: Format, path: Path, **options: object) -> Reader:
+def open_reader(found: Format, path: Path, /, **options: object) -> Reader:
     """Open a source.
 
     Raises:
@@ -440,11 +456,14 @@ def open_writer(
     found: Format,
     target: Path,
     description: Description,
+    /,
     *,
     overwrite: bool,
     **options: object,
 ) -> Writer:
     """Open a target; see `open_reader`.
+
+    A target that is named as if it were of another format gets a note.
 
     Raises:
         SchemaError: As there; or rows are too large to be read again.
@@ -452,7 +471,13 @@ def open_writer(
     function = _function(found, "open_writer")
     _check_options(found, function, options)
     _refuse_rows(found, description, options.get("layout"))
-    return cast("Writer", function(target, description, overwrite=overwrite, **options))
+    writer = cast(
+        "Writer", function(target, description, overwrite=overwrite, **options)
+    )
+    note = misnamed(found, target)
+    if note is not None:
+        writer.notes.note(note)
+    return writer
 
 
 def planned(
