@@ -435,7 +435,7 @@ def _imported(home: str, name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(import_module(home), name))
 
 
-def open_reader(found: Format, path: Path, /, **options: object) -> Reader:
+def open_reader(found: Format, path: Path, **options: object) -> Reader:
     """Open a source.
 
     Raises:
@@ -456,7 +456,6 @@ def open_writer(
     found: Format,
     target: Path,
     description: Description,
-    /,
     *,
     overwrite: bool,
     **options: object,
@@ -579,6 +578,20 @@ def refuse_layout_options(format_name: str, **options: object) -> None:
 def options_of(file_format: Format, function: str) -> tuple[str, ...]:
     """Names of a format's own options of ``open_reader`` or ``open_writer``."""
     return _options(_function(file_format, function))
+
+
+def refuse_unknown(
+    file_format: Format, function: str, options: dict[str, object]
+) -> None:
+    """Refuse what is not an option of a format's ``open_reader`` or ``open_writer``.
+
+    Those take options as keywords, beside arguments of their own: one that has the
+    name of such an argument must not get there.
+
+    Raises:
+        SchemaError: There is one.
+    """
+    _check_options(file_format, _function(file_format, function), options)
 
 
 def _options(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -172,6 +172,7 @@ def open_source(
     selection: Selection | None = None,
 ) -> Reader:
     """Open a source, or the selected part of it."""
+    registry.refuse_unknown(file_format, "open_reader", options)
     if selection is None:
         return registry.open_reader(file_format, path, **options)
     if file_format.name == BUFFER:

@@ -130,7 +130,7 @@ def array_of(value: object, name: str = "value") -> NDArray[Any]:
                 f"{name} must be numbers of one shape, got {array.dtype}. {PAD}"
             )
         return array
-    if value.dtype is torch.bfloat16:
+    if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
         value = value.float()  # numpy has none; each of its values is one of these
     return value.numpy(force=True)
 
