@@ -75,7 +75,7 @@ def test_the_quick_start_of_the_readme_draws_what_it_wrote(tmp_path, monkeypatch
     assert len(names["reader"]) > 15_000
 
 
-def test_the_readme_leaves_room_for_the_page_that_it_leads_to(tmp_path, monkeypatch):
+def test_the_readme_and_the_page_that_it_leads_to_share_a_folder(tmp_path, monkeypatch):
     pytest.importorskip("gymnasium")
     monkeypatch.chdir(tmp_path)
     for page in (PAGES[0], DOCS / "writing.md"):

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mmreplay.errors import CorruptError, ReplayError
-from mmreplay.page.parts import MIN_ROWS, RowRepeats, Steps, looked_at
 from mmreplay.page.sample import FEW_VALUES, FieldFacts, component_name
+from mmreplay.page.sections import MIN_ROWS, RowRepeats, Steps, looked_at
 
 Level = Literal["problem", "look", "fine"]
 logger = logging.getLogger(__name__)
@@ -31,12 +31,12 @@ GREW, SHRANK = 100.0, 200.0
 REPEATED, REPEATED_STATE, REPEATED_ROW = 0.05, 0.7, 0.4
 """Shares of rows that equal the one before: of numbers that hardly ever do; of states,
 such as a cell of a grid; of states with the action and the reward."""
-REPEATED_IN_PART = 0.2
+REPEATED_IN_SECTION = 0.2
 MANY_VALUES = 20
 """More make a component continuous."""
 SATURATED, MOSTLY_SATURATED = 0.2, 0.6
 CLIPPED, CLIPPED_EACH = 0.5, 0.05
-ONE_ACTION, ONE_OF_SEVERAL, ONE_IN_PART = 0.9, 0.95, 0.97
+ONE_ACTION, ONE_OF_SEVERAL, ONE_IN_SECTION = 0.9, 0.95, 0.97
 LARGER = 1e5
 DOMINATES = 0.5
 BOTH_FLAGS = 0.2
@@ -128,7 +128,7 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> list[PageFinding]:
             "them.",
             "rewards",
         )]  # fmt: skip
-    found = [*_rewards_by_part(rewards)]
+    found = [*_rewards_by_section(rewards)]
     for reward in rewards:
         found += _reward_scale(reward)
     if share < RARE_REWARDS:
@@ -172,7 +172,7 @@ def _rewarded_envs(rewards: Sequence[FieldFacts]) -> tuple[list[int], list[int]]
     return silent, known
 
 
-def _rewards_by_part(rewards: Sequence[FieldFacts]) -> Iterator[PageFinding]:
+def _rewards_by_section(rewards: Sequence[FieldFacts]) -> Iterator[PageFinding]:
     """Find environments without a reward, and newest steps without one."""
     silent, _ = _rewarded_envs(rewards)
     facts = [each.rewards for each in rewards if each.rewards is not None]
@@ -357,11 +357,11 @@ def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Resul
         return None
     if len(facts.constant) == facts.num_components:
         return None  # said by `check_constant`
-    parts = repeats.shares(steps)
-    if not parts:
+    sections = repeats.shares(steps)
+    if not sections:
         return None
     to = f"field:{facts.path}"
-    place, count, share = _worst_part(parts, REPEATED)
+    place, count, share = _worst_section(sections, REPEATED)
     if share > REPEATED:
         where = f" in {place}" if place else ""
         return PageFinding(
@@ -372,21 +372,24 @@ def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Resul
         )  # fmt: skip
     return PageFinding(
         "fine", "repeated frames", "Frames change",
-        f"{_share(parts[0][2])} of the frames of {facts.path} equal the frame before. "
-        f"Looked at: {_parts_looked_at(parts, facts.complete, steps)}.",
+        f"{_share(sections[0][2])} of the frames of {facts.path} equal the one before. "
+        f"Looked at: {_sections_looked_at(sections, facts.complete, steps)}.",
         to,
     )  # fmt: skip
 
 
 def check_repeated_rows(
-    fields: Sequence[FieldFacts], observed: RowRepeats, whole: RowRepeats, steps: Steps
+    fields: Sequence[FieldFacts],
+    observed: RowRepeats,
+    with_action: RowRepeats,
+    steps: Steps,
 ) -> PageFinding | None:
     """Check that observations differ from the ones before.
 
     Args:
         fields: Of the observation and, where they are stored, action and reward.
         observed: Steps with the observation of the step before.
-        whole: Steps with its action and reward, too.
+        with_action: Steps with its action and reward, too.
         steps: Of the sample.
     """
     observations = [facts for facts in fields if facts.role == "observation"]
@@ -394,8 +397,8 @@ def check_repeated_rows(
         return None  # Of values that vary, the lengths alone were read.
     if len(observations) == 1 and observations[0].image is not None:
         return None  # said by `check_repeats`
-    parts = observed.shares(steps)
-    if not parts or all(
+    sections = observed.shares(steps)
+    if not sections or all(
         len(facts.constant) == facts.num_components for facts in observations
     ):
         return None
@@ -411,11 +414,11 @@ def check_repeated_rows(
     )
     to = f"field:{observations[0].path}"
     most = REPEATED if continuous else REPEATED_STATE
-    place, count, share = _worst_part(parts, most)
+    place, count, share = _worst_section(sections, most)
     what = "observation"
     if share <= most and not continuous:
-        of_rows = whole.shares(steps)
-        row = _worst_part(of_rows, REPEATED_ROW) if of_rows else ("", 0, 0.0)
+        of_rows = with_action.shares(steps)
+        row = _worst_section(of_rows, REPEATED_ROW) if of_rows else ("", 0, 0.0)
         if row[2] > REPEATED_ROW:
             (place, count, share), most = row, REPEATED_ROW
             what = "observation, action and reward"
@@ -430,8 +433,8 @@ def check_repeated_rows(
     complete = all(facts.complete for facts in observations)
     return PageFinding(
         "fine", "repeated rows", "Observations change",
-        f"{_share(parts[0][2])} of steps have the observation of the step before. "
-        f"Looked at: {_parts_looked_at(parts, complete, steps)}.",
+        f"{_share(sections[0][2])} of steps have the observation of the step before. "
+        f"Looked at: {_sections_looked_at(sections, complete, steps)}.",
         to,
     )  # fmt: skip
 
@@ -464,12 +467,12 @@ def check_saturated(facts: FieldFacts) -> PageFinding | None:
         )  # fmt: skip
     shares[~excess] = 0
     # What all steps show is said of all of them.
-    part = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
-    worst = int(shares[part].argmax())
-    share, place = float(shares[part, worst]), spread.parts[part]
+    section = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
+    worst = int(shares[section].argmax())
+    share, place = float(shares[section, worst]), spread.sections[section]
     where = f" in {place}" if place else ""
     name = component_name(facts.path, worst, facts.shape)
-    others = int(excess[part].sum()) - 1
+    others = int(excess[section].sum()) - 1
     more, whose = f" and {others:,} more" if others else "", "its values"
     if others:
         whose = f"the values of {name}"
@@ -570,22 +573,25 @@ def check_one_action(facts: FieldFacts) -> PageFinding | None:
     counted = shares.shape[1]
     # What has one value everywhere is said by `check_constant`.
     shares[:, spread.num_values[:counted] <= (0 if discrete else 1)] = 0
-    excess = shares > ONE_IN_PART
+    excess = shares > ONE_IN_SECTION
     excess[0] = shares[0] > (ONE_ACTION if discrete else ONE_OF_SEVERAL)
     if excess.any():
         shares[~excess] = 0
-        part = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
-        worst = int(shares[part].argmax())
-        place, top = spread.parts[part], _number(spread.top_values[part, worst])
+        section = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
+        worst = int(shares[section].argmax())
+        place, top = (
+            spread.sections[section],
+            _number(spread.top_values[section, worst]),
+        )
         where = f" in {place}" if place else ""
         name = component_name(facts.path, worst, facts.shape)
-        others = int(excess[part].sum()) - 1
+        others = int(excess[section].sum()) - 1
         more = f" and {others:,} more" if others else ""
         what = top if discrete else f"{name} is {top}{more}"
         level: Level = "problem" if discrete else "look"
         return PageFinding(
             level, "one action", f"Nearly always one action{where}: {what}",
-            f"{_share(float(shares[part, worst]))} of steps{where} have it. Other "
+            f"{_share(float(shares[section, worst]))} of steps{where} have it. Other "
             "actions are hardly tried.",
             "actions",
         )  # fmt: skip
@@ -844,19 +850,19 @@ def by_level(findings: Sequence[PageFinding]) -> list[PageFinding]:
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _worst_part(
-    parts: Sequence[tuple[str, int, float]], most: float
+def _worst_section(
+    sections: Sequence[tuple[str, int, float]], maximum: float
 ) -> tuple[str, int, float]:
-    """Return the part with the largest share, or the whole where it is about as bad.
+    """Return the section with the largest share, or the whole where it is about as bad.
 
     Args:
-        parts: Names, steps and shares, the whole first.
-        most: A larger share is a finding.
+        sections: Names, steps and shares, the whole first.
+        maximum: A larger share is a finding.
     """
-    whole, worst = parts[0], max(parts, key=lambda part: part[2])
-    if worst[2] <= max(most, REPEATED_IN_PART):
+    whole, worst = sections[0], max(sections, key=lambda section: section[2])
+    if worst[2] <= max(maximum, REPEATED_IN_SECTION):
         return whole  # Of few steps some are equal by chance.
-    return whole if whole[2] > most and worst[2] <= 1.5 * whole[2] else worst
+    return whole if whole[2] > maximum and worst[2] <= 1.5 * whole[2] else worst
 
 
 def _is_choice(facts: FieldFacts) -> bool:
@@ -888,12 +894,12 @@ def _rows_looked_at(fields: Sequence[FieldFacts]) -> str:
     return f"{text}."
 
 
-def _parts_looked_at(
-    parts: Sequence[tuple[str, int, float]], complete: bool, steps: Steps
+def _sections_looked_at(
+    sections: Sequence[tuple[str, int, float]], complete: bool, steps: Steps
 ) -> str:
     """Say how many pairs of steps were looked at, and by how many environments."""
-    by_env = sum(name.startswith("environment") for name, _, _ in parts)
-    return looked_at(parts[0][1], complete, by_env, steps.num_envs)
+    by_env = sum(name.startswith("environment") for name, _, _ in sections)
+    return looked_at(sections[0][1], complete, by_env, steps.num_envs)
 
 
 def _names(paths: Sequence[str]) -> str:

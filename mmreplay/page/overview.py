@@ -26,7 +26,6 @@ from mmreplay.page.episodes import (
     histogram_of_episodes,
 )
 from mmreplay.page.frames import ImageLayout, layouts
-from mmreplay.page.parts import RowRepeats
 from mmreplay.page.priorities import PriorityFacts, measure_priorities
 from mmreplay.page.sample import (
     FieldFacts,
@@ -34,6 +33,7 @@ from mmreplay.page.sample import (
     measure,
     take_sample,
 )
+from mmreplay.page.sections import RowRepeats
 from mmreplay.page.shown import ShownBuffer, folder_of, last_commit
 from mmreplay.page.varying import name_of
 from mmreplay.schema import Field, Schema

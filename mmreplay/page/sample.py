@@ -19,7 +19,8 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import StaleError
 from mmreplay.page.frames import ImageLayout
-from mmreplay.page.parts import (
+from mmreplay.page.rows import read_left
+from mmreplay.page.sections import (
     MIN_ROWS,
     RewardFacts,
     RowRepeats,
@@ -28,7 +29,6 @@ from mmreplay.page.parts import (
     reward_facts,
     spread_of,
 )
-from mmreplay.page.rows import read_left
 from mmreplay.page.varying import numbers_of
 from mmreplay.ring import Span
 from mmreplay.schema import Field

@@ -390,7 +390,7 @@ def test_all_of_rllibs_agents_end_by_one_name():
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("ends", "reported"),
     [
         (dict.fromkeys(NAMES[:2], False), r"each of 3 agents, \['adversary', .*got \["),
         (
@@ -403,12 +403,12 @@ def test_all_of_rllibs_agents_end_by_one_name():
         ),
     ],
 )
-def test_dicts_of_other_agents_are_refused_and_nothing_is_stored(ends, told):
+def test_dicts_of_other_agents_are_refused_and_nothing_is_stored(ends, reported):
     buffer = mr.ReplayBuffer.create(None, schema_of(), 10, engine="memory")
     no = dict.fromkeys(NAMES, False)
     step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": no}
     buffer.add(**step, terminated=no)
-    with pytest.raises(SchemaError, match=f"field 'terminated' must have .*{told}"):
+    with pytest.raises(SchemaError, match=f"field 'terminated' must have .*{reported}"):
         buffer.add(**step, terminated=ends)
     assert len(buffer.sizes) == 1
     assert int(buffer.heads[0]) == 1
@@ -425,7 +425,9 @@ def test_a_first_dict_of_too_few_agents_names_nobody():
 def test_a_dict_for_an_end_of_one_bool_is_refused_with_what_stores_it():
     buffer = mr.ReplayBuffer.create(None, schema_of(agents=0), 10, engine="memory")
     step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": False}
-    told = r"'terminated' must be one bool a step, got a dict .*Field\(\(num_agents,\)"
-    with pytest.raises(SchemaError, match=told):
+    reported = (
+        r"'terminated' must be one bool a step, got a dict .*Field\(\(num_agents,\)"
+    )
+    with pytest.raises(SchemaError, match=reported):
         buffer.add(**step, terminated=dict.fromkeys(NAMES, False))
     assert len(buffer) == 0

@@ -216,10 +216,10 @@ def test_missing_folders_are_made_as_convert_makes_them(cli, path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("inside", "told"), [("", "is a folder"), ("x.png", "is no folder")]
+    ("inside", "reported"), [("", "is a folder"), ("x.png", "is no folder")]
 )
-def test_a_place_that_takes_no_file_is_refused_before_reading(
-    cli, path, tmp_path, inside, told
+def test_a_path_that_takes_no_file_is_refused_before_reading(
+    cli, path, tmp_path, inside, reported
 ):
     taken = tmp_path / "taken.png"
     if inside:
@@ -229,5 +229,6 @@ def test_a_place_that_takes_no_file_is_refused_before_reading(
     code, _, err = cli("plot", path, "--output", taken / inside)
     assert code == 2
     assert (
-        f"--output must be a file to make, got {taken / inside}: {taken} {told}" in err
+        f"--output must be a file to make, got {taken / inside}: {taken} {reported}"
+        in err
     )

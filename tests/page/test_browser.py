@@ -685,7 +685,7 @@ def test_time_stamps_have_all_their_digits(tab, serve, path):
     assert tab.run('return mmr.plus("1700000016.0", 0.03)') == "1,700,000,016.03"
 
 
-def test_rows_stand_beside_rows_and_steps_beside_steps(tab, serve, tmp_path, rng):
+def test_rows_are_compared_with_rows_and_steps_with_steps(tab, serve, tmp_path, rng):
     path = make_buffer(tmp_path / "finals", rng, count=300, capacity=400)
     tab.open(serve(path))
     # 20 episodes have a final row each.

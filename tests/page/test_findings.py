@@ -264,12 +264,12 @@ def flat(value):
     return {"all": np.asarray(value)}
 
 
-def record(path, name, count, most=100, num_envs=2):
+def record(path, name, count, max_steps=100, num_envs=2):
     """Steps of an environment of gymnasium, by random actions."""
     gymnasium = pytest.importorskip("gymnasium")
     columns = {}
     for env_id in range(num_envs):
-        env = gymnasium.make(name, max_episode_steps=most)
+        env = gymnasium.make(name, max_episode_steps=max_steps)
         env.action_space.seed(env_id)
         observation, _ = env.reset(seed=env_id)
         rows = []
@@ -355,7 +355,7 @@ def a_switch_and_a_torque(rng):
     return steps
 
 
-def eight_places(rng):
+def eight_positions(rng):
     """The robot, whose torques are multiples of a quarter."""
     steps = robot(rng)
     steps["action"] = (rng.integers(-4, 5, steps["action"].shape) / 4).astype("f4")
@@ -380,7 +380,7 @@ def an_environment_that_is_new(rng):
 TWINS = [
     robot, game, keyboard, grid, camera, choice, few_goals, late_goals,
     a_switch_and_a_torque,
-    eight_places, one_hot, an_environment_that_is_new,
+    eight_positions, one_hot, an_environment_that_is_new,
 ]  # fmt: skip
 
 
@@ -433,7 +433,7 @@ def test_fine_findings_of_many_fields_are_counted(ask, tmp_path, rng):
     assert clipped[-1]["text"] == "So it is with 5 more fields."
 
 
-def test_an_action_of_many_components_is_looked_at_by_parts(ask, tmp_path, rng):
+def test_an_action_of_many_components_is_looked_at_by_sections(ask, tmp_path, rng):
     steps = robot(rng)
     steps["action"] = rng.uniform(-0.9, 0.9, (STEPS, 2, 2000)).astype(np.float32)
     twin = levels(ask(make(tmp_path / "twin", steps)))

@@ -270,7 +270,7 @@ def test_paths_of_transforms_get_the_field_that_is_near(transform, near):
 
 
 @pytest.mark.parametrize(
-    ("transform", "told"),
+    ("transform", "reported"),
     [
         (mr.NStep(2, 0.9, "q"), r"Name one of them, or put the transform that adds it"),
         (mr.GAE(0.9, value="q"), r"got 'q'\. Add it to the schema, or pass a function"),
@@ -281,9 +281,9 @@ def test_paths_of_transforms_get_the_field_that_is_near(transform, near):
     ],
 )
 def test_paths_of_transforms_that_are_near_no_field_get_the_other_way_out(
-    transform, told
+    transform, reported
 ):
-    with pytest.raises(SchemaError, match=told):
+    with pytest.raises(SchemaError, match=reported):
         Pipeline([transform], NEAR)
 
 

@@ -251,7 +251,7 @@ class RingStorage(RowStorage):
         first, stop = self._alive()
         begin, end, _ = slice(start_pos, end_pos).indices(stop - first)
         rows = first + begin, first + max(begin, end)
-        return self.read(*rows) | self._beside(*rows)
+        return self.read(*rows) | self._next_to(*rows)
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Mapping[str, Any]:
         """All rows inserted since the last reset that are still there.

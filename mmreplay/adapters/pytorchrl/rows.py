@@ -219,12 +219,12 @@ class RowStorage(Hooks, PickledByPath):
 
     def sliced_rows(self, first: int, stop: int) -> dict[str, Any]:
         """Rows of positions ``[first, stop)``, as `data` has them."""
-        found = self.read(first, stop) | self._beside(first, stop)
+        found = self.read(first, stop) | self._next_to(first, stop)
         if self._keys_of_none:
             return found
         return {key: value for key, value in found.items() if value is not None}
 
-    def _beside(self, first: int, stop: int) -> dict[str, Any]:
+    def _next_to(self, first: int, stop: int) -> dict[str, Any]:
         """Return what slices have beside the storage's keys."""
         return {}
 

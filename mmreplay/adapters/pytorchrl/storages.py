@@ -610,7 +610,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             sampler.priorities.follow(self._ring.view)
             return priorities_of(sampler, first, stop)
 
-    def _beside(self, first: int, stop: int) -> dict[str, Any]:
+    def _next_to(self, first: int, stop: int) -> dict[str, Any]:
         """Return the priorities of rows, float64 ``[T, num_proc, 1]``."""
         if self._ring is None:
             return {}

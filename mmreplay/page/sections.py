@@ -1,4 +1,4 @@
-"""Facts about a sample as a whole, and about parts of it: environments, newest steps.
+"""Facts about a sample and about sections of it: environments, newest steps.
 
 What is rare in a buffer may be all that one environment, or the newest steps, have. The
 memory of facts is bounded by the environments, and by 4,096 steps of each component.
@@ -75,34 +75,36 @@ class Steps:
         return large, numbers[self.env_ids]
 
 
-def looked_at(rows: int, complete: bool, num_parts: int = 0, num_envs: int = 1) -> str:
+def looked_at(
+    rows: int, complete: bool, num_sections: int = 0, num_envs: int = 1
+) -> str:
     """Say what a finding is from.
 
     Args:
         rows: Steps.
         complete: They are all that the buffer holds.
-        num_parts: Environments that were looked at by themselves.
+        num_sections: Environments that were looked at by themselves.
         num_envs: Of the buffer.
     """
     # Of all steps no number: a writer may have added some since.
     steps = "all steps" if complete else f"a sample of {rows:,} steps"
     if num_envs < 2:
         return steps
-    if num_parts == 0:
+    if num_sections == 0:
         return f"{steps}, not by environment"
-    if num_parts == num_envs:
+    if num_sections == num_envs:
         return f"{steps} and each of {num_envs:,} environments"
-    return f"{steps} and {num_parts:,} of {num_envs:,} environments"
+    return f"{steps} and {num_sections:,} of {num_envs:,} environments"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the values of each component are spread, in all steps and in parts of them.
+    """How values of each component are spread, in all steps and in sections of them.
 
     Attributes:
-        parts: ``""`` for all steps, then names such as ``"environment 3"``, ``[P]``.
+        sections: ``""`` for all steps, then names such as ``"environment 3"``, ``[P]``.
         rows: Steps that were looked at, evenly over the sample.
-        num_envs: Environments among the parts.
+        num_envs: Environments among the sections.
         num_values: int64 ``[C]``, different finite values.
         lows: float64 ``[C]``, the lowest but 1 % of the values; NaN where none is
             finite.
@@ -119,7 +121,7 @@ class Spread:
         top_shares: float64 ``[P, K]``, their shares of the rows.
     """
 
-    parts: tuple[str, ...]
+    sections: tuple[str, ...]
     rows: int
     num_envs: int
     num_values: Ids
@@ -140,7 +142,7 @@ def spread_of(values: NDArray[np.generic], steps: Steps, counted: bool) -> Sprea
     Args:
         values: ``[N, C]``, at least one row.
         steps: N, that they are of.
-        counted: How often the single values occur, and parts by themselves, matter.
+        counted: How often the single values occur, and sections by themselves, matter.
     """
     step = max(COUNTED_COMPONENTS, AT_A_TIME // len(values))
     one_hot = (
@@ -167,13 +169,13 @@ def _spread_of(
     values: NDArray[np.generic], steps: Steps, counted: bool, first: bool, one_hot: bool
 ) -> Spread:
     """Measure the spread of some components, the first ones or others."""
-    parts: list[tuple[str, Bools | slice]] = [("", slice(None))]
+    sections: list[tuple[str, Bools | slice]] = [("", slice(None))]
     num_envs = 0
     if counted:
-        parts += steps.lately()
+        sections += steps.lately()
         large, _ = steps.large_envs()
         begins, ends = (np.searchsorted(steps.env_ids, large, s) for s in SIDES)
-        parts += [
+        sections += [
             (f"environment {env_id}", slice(begin, end))
             for env_id, begin, end in zip(large, begins, ends, strict=True)
         ]
@@ -201,16 +203,16 @@ def _spread_of(
     newest = steps.eighths == 7
     if newest.sum() >= MIN_ROWS and steps.ends[newest].sum() >= 2:
         stopped = (wide[newest] == wide[newest][0]).all(axis=0)
-    tops = [_tops(some[rows]) for _, rows in parts]
+    tops = [_tops(some[rows]) for _, rows in sections]
     return Spread(
-        parts=tuple(name for name, _ in parts),
+        sections=tuple(name for name, _ in sections),
         rows=len(wide),
         num_envs=num_envs,
         num_values=num_values,
         lows=lows,
         highs=highs,
-        at_lows=np.stack([_share(low[rows], finite[rows]) for _, rows in parts]),
-        at_highs=np.stack([_share(high[rows], finite[rows]) for _, rows in parts]),
+        at_lows=np.stack([_share(low[rows], finite[rows]) for _, rows in sections]),
+        at_highs=np.stack([_share(high[rows], finite[rows]) for _, rows in sections]),
         sizes=sizes,
         stopped=stopped,
         one_hot=one_hot,
@@ -339,17 +341,17 @@ class RowRepeats:
         """Return the shares of repeated steps: of all, of the newest, by environment.
 
         Returns:
-            Names of the parts (``""`` for all), their steps, and the shares. Parts with
-            few steps are left out.
+            Names of the sections (``""`` for all), their steps, and the shares.
+            Sections with few steps are left out.
         """
         of_pairs = steps.pick(self.looked)
         same = self.same[self.looked]
-        parts = [("", len(same), float(same.mean()) if len(same) else 0.0)]
+        sections = [("", len(same), float(same.mean()) if len(same) else 0.0)]
         for name, rows in of_pairs.lately():
-            parts.append((name, int(rows.sum()), float(same[rows].mean())))
+            sections.append((name, int(rows.sum()), float(same[rows].mean())))
         large, numbers = of_pairs.large_envs()
         counts = np.bincount(numbers[numbers >= 0], minlength=len(large)).tolist()
         sums = np.bincount(numbers[(numbers >= 0) & same], minlength=len(large))
         for env_id, count, total in zip(large, counts, sums.tolist(), strict=True):
-            parts.append((f"environment {env_id}", count, total / count))
-        return [part for part in parts if part[1] >= MIN_ROWS]
+            sections.append((f"environment {env_id}", count, total / count))
+        return [section for section in sections if section[1] >= MIN_ROWS]
