@@ -69,6 +69,7 @@ class StepValidator:
         )
         """Fields with a value for each agent, which may come as a dict."""
         self._ends = {schema.role("terminated"), schema.role("truncated")}
+        self._single_ends = tuple(self._ends - {None} - set(self._by_agent))
         self._agents: tuple[str, ...] | None = None
         """Names of agents, in the order of the fields' axes, from the first dict on."""
         # Rewards are rounded in silence: Gymnasium gives float64 for all of them. So
@@ -117,7 +118,7 @@ class StepValidator:
         for path in self._by_agent:
             if isinstance(data.get(path), Mapping):
                 data = {**data, path: self._joined(path, cast("Any", data[path]))}
-        for end in self._ends - {None} - set(self._by_agent):
+        for end in self._single_ends:
             if isinstance(data.get(str(end)), Mapping):
                 raise SchemaError(
                     f"field {end!r} must be one bool a step, got a dict of agents. "
