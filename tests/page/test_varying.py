@@ -356,7 +356,7 @@ def test_a_browser_shows_hostile_text_as_text(tab, serve, path):
         "return document.querySelector('#storage').textContent"
     )
     assert tab.run("return document.querySelector('#actions .note').textContent") == (
-        "lengths in 120 steps"
+        "lengths in all steps"
     )
     row = tab.run("return document.querySelector('[id=\"field:frame\"]').textContent")
     assert "bytes0 to 200" in row
