@@ -585,8 +585,8 @@ def refuse_unknown(
 ) -> None:
     """Refuse what is not an option of a format's ``open_reader`` or ``open_writer``.
 
-    Those take options as keywords, beside arguments of their own: one that has the
-    name of such an argument must not get there.
+    Those take options as keywords, beside arguments of their own: an option with the
+    name of such an argument is refused.
 
     Raises:
         SchemaError: There is one.

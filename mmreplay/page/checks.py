@@ -180,7 +180,7 @@ def _rewards_by_section(rewards: Sequence[FieldFacts]) -> Iterator[PageFinding]:
         rows = int(facts[0].rows[silent[0]])
         share = max(each.nonzero / each.rows for each in rewards)
         name = f"environment {silent[0]}"
-        more = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
+        more = _and_more(len(silent) - 1)
         yield PageFinding(
             "look", "rewards", f"No reward in {name}{more}",
             f"All {rows:,} rewards of {name} that were looked at are 0; of all steps, "
@@ -282,7 +282,7 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
     if not constant:
         return _check_stopped(facts)
     name = component_name(facts.path, int(facts.constant[0]), facts.shape)
-    more = f" and {constant - 1:,} more" if constant > 1 else ""
+    more = _and_more(constant - 1)
     finite = "finite " if facts.moments.nonfinite else ""
     components = "components has" if constant == 1 else "components have"
     return PageFinding(
@@ -303,7 +303,7 @@ def _check_stopped(facts: FieldFacts) -> PageFinding | None:
     if not stopped:
         return None
     name = component_name(facts.path, stopped[0], facts.shape)
-    more = f" and {len(stopped) - 1:,} more" if len(stopped) > 1 else ""
+    more = _and_more(len(stopped) - 1)
     return PageFinding(
         "look", "never changes", f"No longer changes: {name}{more}",
         f"In the newest eighth, of several episodes, {name} has one value; before, it "
@@ -473,7 +473,7 @@ def check_saturated(facts: FieldFacts) -> PageFinding | None:
     where = f" in {place}" if place else ""
     name = component_name(facts.path, worst, facts.shape)
     others = int(excess[section].sum()) - 1
-    more, whose = f" and {others:,} more" if others else "", "its values"
+    more, whose = _and_more(others), "its values"
     if others:
         whose = f"the values of {name}"
     level: Level = "problem" if share > MOSTLY_SATURATED else "look"
@@ -511,13 +511,13 @@ def check_clipped(facts: FieldFacts) -> PageFinding | None:
     worst = int(shares.argmax())
     name = component_name(facts.path, worst, facts.shape)
     others = int(clipped.sum()) - 1
-    more = f" and {others:,} more" if others else ""
+    more = _and_more(others)
     return PageFinding(
         "look", "clipped", f"Clipped: {name}{more}",
         f"{_share(float(shares[worst]))} of the values of {name} are "
         f"{_number(spread.lows[worst])} or {_number(spread.highs[worst])}, the ends of "
-        "its range, or lie within 0.5 % of them. What lies beyond cannot be told "
-        "apart.",
+        "its range, or lie within 0.5 % of them. Values beyond the range are not "
+        "distinguished.",
         to,
     )  # fmt: skip
 
@@ -553,7 +553,7 @@ def check_scales(fields: Sequence[FieldFacts]) -> PageFinding | None:
             "fields",
         )  # fmt: skip
     size, name, path = max(named)
-    more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
+    more = _and_more(len(named) - 1)
     return PageFinding(
         "look", "scales", f"Much larger than the others: {name}{more}",
         f"The root mean square of {name} is {_number(float(f'{size:.3g}'))}, that of "
@@ -586,7 +586,7 @@ def check_one_action(facts: FieldFacts) -> PageFinding | None:
         where = f" in {place}" if place else ""
         name = component_name(facts.path, worst, facts.shape)
         others = int(excess[section].sum()) - 1
-        more = f" and {others:,} more" if others else ""
+        more = _and_more(others)
         what = top if discrete else f"{name} is {top}{more}"
         level: Level = "problem" if discrete else "look"
         return PageFinding(
@@ -670,7 +670,7 @@ def check_endless(longest: int, ended: int, running: Sequence[int]) -> Result:
     ]
     if never:
         name = f"environment {never[0]}"
-        more = f" and {len(never) - 1:,} more" if len(never) > 1 else ""
+        more = _and_more(len(never) - 1)
         return PageFinding(
             "look", "never ends", f"No episode ends in {name}{more}",
             f"It has {running[never[0]]:,} steps without an end. The longest of "
@@ -903,8 +903,12 @@ def _sections_looked_at(
 
 
 def _names(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more
+    return ", ".join(paths[:3]) + _and_more(len(paths) - 3)
+
+
+def _and_more(count: int) -> str:
+    """Say how many others there are, where there are any."""
+    return f" and {count:,} more" if count > 0 else ""
 
 
 def _share(share: float) -> str:

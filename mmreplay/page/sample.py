@@ -307,7 +307,7 @@ class FieldFacts:
     Attributes:
         path: The field.
         varies: Values vary in length, and these are facts about their lengths.
-        unread: The values, of which nothing is known, may be NaN or infinite.
+        unread: No value was read; any may be NaN or infinite.
         role: The role that it, or a branch above it, plays; or ``""``.
         shape: Of one row.
         kind: Of the dtype: ``"f"``, ``"i"``, ``"u"`` or ``"b"``.

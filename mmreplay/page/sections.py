@@ -1,7 +1,8 @@
 """Facts about a sample and about sections of it: environments, newest steps.
 
-What is rare in a buffer may be all that one environment, or the newest steps, have. The
-memory of facts is bounded by the environments, and by 4,096 steps of each component.
+A value that is rare in a buffer may be the only one in one environment, or in the
+newest steps. The memory of facts is bounded by the environments, and by 4,096 steps of
+each component.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def looked_at(
 
     Args:
         rows: Steps.
-        complete: They are all that the buffer holds.
+        complete: They are all steps of the buffer.
         num_sections: Environments that were looked at by themselves.
         num_envs: Of the buffer.
     """

@@ -176,11 +176,6 @@ class FileHeap:
             return None
         return writer.mapping, writer.near, writer.far
 
-    @property
-    def mapping(self) -> mmap.mmap | None:
-        """What values are copied out of; None where they are read."""
-        return self._mapping
-
 
 class MemoryHeap:
     """In RAM; see `Heap`."""

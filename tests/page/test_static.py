@@ -39,3 +39,10 @@ def test_scripts_parse_no_html_and_name_no_host():
         assert not hosts, (name, hosts)
         assert "style=" not in text
         assert not re.search(r"\bon(click|load|error)=", text), name
+
+
+def test_no_text_of_a_program_depends_on_how_its_lines_are_indented():
+    """They are served without indentation, which a template of several lines holds."""
+    for path in STATIC.glob("*.js"):
+        for template in re.findall(r"`[^`]*`", path.read_text()):
+            assert "\n" not in template, (path.name, template)

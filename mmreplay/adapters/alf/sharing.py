@@ -114,7 +114,7 @@ def _accept(
                     return
                 _begin(connection, target, key)
             except (OSError, RuntimeError) as error:
-                # At exit nobody can do anything about it.
+                # At exit a warning would help no user.
                 if threading.main_thread().is_alive():
                     warned = warned or _reported(error)
                 # Clients wait in the backlog; accepting again at once would spin.
