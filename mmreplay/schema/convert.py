@@ -111,11 +111,12 @@ def as_numpy(value: object, path: str) -> tuple[NDArray[np.generic], bool]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_array(value, f"field {path!r}") from error
     array = array_of(value, f"field {path!r}")
-    # What jax gives: ml_dtypes' floats, void to numpy itself.
-    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
-        return array.view(np.uint16), True
-    if array.dtype.name.startswith("float8"):
-        return array.astype(np.float32), False
+    # What jax gives are ml_dtypes' floats: dtypes that a package registers are 2 here.
+    if array.dtype.isbuiltin == 2:
+        if array.dtype.name == "bfloat16":
+            return array.view(np.uint16), True
+        if array.dtype.name.startswith("float8"):
+            return array.astype(np.float32), False
     return array, False
 
 
