@@ -57,7 +57,7 @@ from mmreplay.ray.shard_calls import (
     ShardCalls,
 )
 from mmreplay.ray.sources import RingsSource
-from mmreplay.samplers.base import Sampler, checked
+from mmreplay.samplers.base import Sampler, State, checked
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
 
@@ -401,6 +401,7 @@ class ReplayClient(ReplayLoader):
                 equal_arrays=max_equal_arrays(schema),
                 pool_type=PowerOfTwoPool,
                 quick_s=QUICK_S if self._ring is None else 0.0,
+                says_end=True,
             )
         except BaseException:
             _close(guard, self._rings, self._ring)
@@ -482,6 +483,15 @@ class ReplayClient(ReplayLoader):
                 "Update before close."
             )
         return super().update_priorities(batch, values)
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """Return the state to continue with the next batch; see `ReplayLoader`.
+
+        After the last batch of an epoch it says that the epoch has ended: the next
+        iteration after a load has no batch, and the one after it is the next epoch.
+        Once ``StopIteration`` was raised, the next iteration is the next epoch.
+        """
+        return super().state_dict(priorities)
 
     def stats(self) -> ClientStats:
         """What the client has met: rings, nodes lost, calls and draws repeated."""

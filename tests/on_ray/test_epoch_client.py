@@ -125,6 +125,61 @@ def test_a_state_goes_on_with_the_next_batch_elsewhere(run, prefetch):
         assert numbers(client) == following
 
 
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("wait_s", [0, 0.05])
+@pytest.mark.parametrize("options", [{}, {"num_ranks": 2, "rank": 1}])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_state_of_an_epochs_end_goes_on_with_no_batch_and_then_the_next_epoch(
+    run, prefetch, wait_s, options, drop_last, closed
+):
+    def client():
+        sampler = mr.ShuffledSampler(seed=0, drop_last=drop_last)
+        return ReplayClient(
+            run, sampler, batch_size=9, prefetch=prefetch, group="g", **options
+        )
+
+    with client() as own:
+        batches = iter(own)
+        drawn = numbers(islice(batches, len(own)))
+        time.sleep(wait_s)
+        last = json.loads(json.dumps(own.state_dict()))
+        if not closed:
+            following = numbers(own)
+    if closed:
+        assert own.state_dict() == last
+        with client() as own:
+            own.load_state_dict(last)
+            epochs = [numbers(own) for _ in range(2)]
+            assert epochs[0] == []
+            following = epochs[1]
+    assert len(drawn) == len(following) > 0
+    with client() as own:
+        own.load_state_dict(last)
+        assert numbers(own) == []
+        after = json.loads(json.dumps(own.state_dict()))
+        assert numbers(own) == following
+    with client() as own:
+        own.load_state_dict(after)
+        assert numbers(own) == following
+
+
+def test_a_state_that_does_not_say_whether_its_epoch_has_ended_is_refused(run):
+    with client_of(run) as client:
+        state = {**client.state_dict(), "at_end": 1}
+        with pytest.raises(FormatError, match="at_end must be True or False, got 1"):
+            client.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wait_s", [0, 0.05])
+def test_an_epoch_whose_batches_were_counted_is_over(run, wait_s):
+    with client_of(run) as client:
+        for _ in range(5):
+            drawn = numbers(islice(client, len(client)))
+            time.sleep(wait_s)
+            assert Counter(drawn) == ALL
+
+
 def test_a_shard_that_is_restarted_goes_on_with_the_epoch(run):
     with client_of(run) as client:
         batches = iter(client)
