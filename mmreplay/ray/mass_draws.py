@@ -87,7 +87,12 @@ class MassDraws:
     # Plans.
 
     def prepare(self, count: int) -> None:
-        """Do nothing: a batch is planned over the rings that answer."""
+        """Wait where no ring answers, and some are of shards that are being restarted.
+
+        Raises:
+            StarvedError: None of them has answered in time.
+        """
+        self._table.await_restarts()
 
     def plan(self, count: int) -> PlannedBatch:
         """Plan the next batch, and ask for it; one call asks for several.

@@ -23,6 +23,7 @@ from mmreplay.errors import (
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
 from mmreplay.ray import draws, requests
 from mmreplay.ray.client import ReplayClient
+from mmreplay.ray.cluster import RESTARTING
 from mmreplay.ray.epochs import freeze_rings
 from mmreplay.ray.registry import Registry
 from tests.on_ray.rings import Run, Shard, ring
@@ -197,6 +198,47 @@ def test_a_silent_node_is_waited_for_and_drawn_when_it_is_back(run):
         with silent_until_warned(run.known[1], ""):
             drawn += numbers(batches)
         assert Counter(drawn) == ALL
+
+
+@pytest.mark.filterwarnings("ignore::mmreplay.ray.client_stats.LostWarning")
+def test_an_epoch_lacks_nothing_after_a_restart_that_took_too_long(run):
+    with client_of(run, lost_s=0.1, patience_s=0.3, prefetch=3) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        run.said, run.known[1].state = {"s1": RESTARTING}, "restarting"
+
+        def go_on():
+            while True:
+                drawn.extend(numbers([next(batches)]))
+
+        with pytest.raises(StarvedError, match=r"waited 0\.3 s for shards \['s1'\]"):
+            go_on()
+        run.known[1].restart()
+        run.known[1].state = "alive"
+        assert Counter(drawn + numbers(batches)) == ALL
+
+
+@pytest.mark.parametrize("patience_s", [0, -1.0, "long"])
+def test_a_patience_that_is_no_time_is_refused(run, patience_s):
+    with pytest.raises(SchemaError, match="patience_s must be"):
+        client_of(run, patience_s=patience_s)
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_sampler_of_one_ring_waits_for_a_shard_that_is_being_restarted(
+    tmp_path, back
+):
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(9))})
+    run = Run(shard, key="s0")
+    run.said, shard.state = {"s0": RESTARTING}, "restarting"
+    options = {"lost_s": 0.1, "patience_s": 600.0 if back else 0.3}
+    if back:
+        threading.Timer(0.5, lambda: setattr(shard, "state", "alive")).start()
+        ReplayClient(run, mr.DistinctSampler(seed=0), **options).close()
+    else:
+        with pytest.raises(StarvedError, match=r"waited 0\.3 s for shards \['s0'\]"):
+            ReplayClient(run, mr.DistinctSampler(seed=0), **options)
+    run.close()
 
 
 @pytest.mark.parametrize("counted", [False, True])
