@@ -274,7 +274,8 @@ def test_no_mass_anywhere_is_an_empty_error(make):
     pending = draw(zero, 4)
     prioritize(zero, 0, np.zeros(9))
     # Also where it was found out after the plan.
-    with pytest.raises(EmptyError, match="9 legal starts, and all of them priority 0"):
+    match = "the ring of run 'test' has 9 legal starts, and all of them priority 0"
+    with pytest.raises(EmptyError, match=match):
         zero.gather(pending)
 
 
