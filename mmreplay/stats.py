@@ -394,14 +394,28 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
     if total.count == 0:
         return np.array([0.0, 1.0])
     if field.numpy.kind in "iub" and field.dtype != "bfloat16":
-        width = -(-(int(total.max) - int(total.min) + 1) // bins)
-        number = -(-(int(total.max) - int(total.min) + 1) // width)
-        return float(total.min) - 0.5 + width * np.arange(number + 1.0)
+        return whole_edges(int(total.min), int(total.max), bins)
     least, most = float(total.min), float(total.max)
     if least == most:
         half = max(0.5, abs(least) * 1e-6)
         return np.array([least - half, least + half])
     return np.linspace(least, most, bins + 1)
+
+
+def whole_edges(minimum: int, maximum: int, bins: int) -> Floats:
+    """Edges of bins that hold equally many whole numbers each.
+
+    Args:
+        minimum: Smallest number that is counted.
+        maximum: Largest.
+        bins: At most so many; the last one may reach beyond the largest number.
+
+    Returns:
+        float64 ``[N + 1]``, growing, each half a number from the next whole one.
+    """
+    width = -(-(maximum - minimum + 1) // bins)
+    number = -(-(maximum - minimum + 1) // width)
+    return float(minimum) - 0.5 + width * np.arange(number + 1.0)
 
 
 def episode_table(

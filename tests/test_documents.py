@@ -75,6 +75,23 @@ def test_the_quick_start_of_the_readme_draws_what_it_wrote(tmp_path, monkeypatch
     assert len(names["reader"]) > 15_000
 
 
+def test_the_readme_leaves_room_for_the_page_that_it_leads_to(tmp_path, monkeypatch):
+    pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    for page in (PAGES[0], DOCS / "writing.md"):
+        names = {}
+        exec(compile(blocks(page, "python")[0], page.name, "exec"), names)
+        names["buffer"].close()
+
+
+def test_the_page_of_the_limiter_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    block = blocks(DOCS / "rate-limiter.md", "python")[-1]
+    exec(compile(block, "rate-limiter.md", "exec"), {})
+    said = re.findall(r"^print\(.*\)  # (.*)$", block, re.M)
+    assert capsys.readouterr().out.splitlines() == said == ["4.0"]
+
+
 def test_the_blocks_of_writing_and_reading_run_one_after_another(tmp_path, monkeypatch):
     pytest.importorskip("gymnasium")
     monkeypatch.chdir(tmp_path)

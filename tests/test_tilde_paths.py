@@ -134,7 +134,12 @@ class Large:
     "value", [Large(), {"a": Large()}, 5, b"ring", np.zeros(3), [Large()]], ids=type
 )
 def test_what_is_no_path_is_named_by_its_type(user_folder, value):
-    told = f"must be a str or pathlib.Path, got {type(value).__name__}"
+    way_out = "Pass one path"
+    if isinstance(value, bytes):
+        way_out = "Decode bytes with os.fsdecode"
+    elif isinstance(value, list):
+        way_out = "Pass its one item"
+    told = f"must be a str or pathlib.Path, got {type(value).__name__}. {way_out}."
     for call in (
         lambda: mr.ReplayBuffer.open(value),
         lambda: mr.ReplayBuffer.open(value, "r+"),

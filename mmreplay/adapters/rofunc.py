@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from mmreplay.adapters.common.values import device_of
 from mmreplay.adapters.skrl import memory
-from mmreplay.adapters.skrl.save import Format
+from mmreplay.adapters.skrl.save import FORMATS, Format
 
 
 class Memory(memory.Memory):
@@ -24,6 +25,11 @@ class Memory(memory.Memory):
 
     system = "rofunc"
     strict = shaped = True
+    # "np" is what rofunc's own documentation says; its `save` says "npz".
+    formats: ClassVar = {**FORMATS, "np": "npz"}
+
+    def _device(self, device: str | torch.device | None) -> torch.device:
+        return device_of(None) if device is None else torch.device(device)
 
     @property
     def tensors_keep_dimensions(self) -> Mapping[str, bool]:
@@ -54,7 +60,11 @@ class RandomMemory(memory.RandomMemory, Memory):
         replacement: bool = True,
         **options: Any,
     ) -> None:
-        """Declare a memory; see skrl's, except for the default of `replacement`."""
+        """Declare a memory; see skrl's.
+
+        `replacement` has another default, ``"np"`` is a format as well, and a device
+        that this machine lacks stays; `create_tensor` refuses it.
+        """
         super().__init__(
             memory_size, num_envs, device, export, export_format, export_directory,
             replacement, **options,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.storage.gather import ColumnLayouts, Records
+from mmreplay.storage.layout import record_layout
 from mmreplay.storage.store import Store
 from mmreplay.transforms.base import Asked, Direct, FoundRows, Sums
 from mmreplay.transforms.base_steps import Where
@@ -144,7 +145,8 @@ class ReadPlan:
         made = [*added, str(discount)] if here else [*added]
         self._made = [(str(at), name) for at, name in enumerate(made, len(layout))]
         self._powers = np.ones(steps + 1) if sums is None else sums.powers
-        self._layout = ColumnLayouts(store.schema, layout, summed, here)
+        record = record_layout(store.schema).record
+        self._layout = ColumnLayouts(record, layout, summed, here)
 
     def find(
         self,

@@ -286,7 +286,7 @@ class GenerationReader(StartView):
         columns += [(path, 1, None) for path in self._pairs]
         names = (*self._packed, *self._pairs.values())
         self._numbered = tuple((str(at), name) for at, name in enumerate(names))
-        self._columns = ColumnLayouts(schema, columns)
+        self._columns = ColumnLayouts(record_layout(schema).record, columns)
         self._layouts: dict[tuple[str, ...], ColumnLayouts] = {}
         self._afters = {after(p): n for p, n in self._pairs.items()}
         following = tuple(path for path in schema.paths if path in self.next_paths)
@@ -1334,7 +1334,7 @@ class GenerationReader(StartView):
         if records is not None and apart and self._store.packed.issuperset(paths):
             if (layout := self._layouts.get(paths)) is None:
                 columns = [(path, 0, None) for path in paths]
-                layout = ColumnLayouts(self._schema, columns)
+                layout = ColumnLayouts(records.record, columns)
                 self._layouts[paths] = layout
             packed = records.columns(rows, len(rows), layout)
             return {path: packed[str(at)] for at, path in enumerate(paths)}

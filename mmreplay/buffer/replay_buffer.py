@@ -757,7 +757,7 @@ class ReplayBuffer:
         self,
         data: Mapping[str, object] | None = None,
         /,
-        *,
+        *others: object,
         final_observation: object = None,
         env_ids: ArrayLike | None = None,
         **fields: object,
@@ -766,7 +766,10 @@ class ReplayBuffer:
 
         Args:
             data: The step as one nested mapping, or else keywords; every field of
-                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
+                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1. Of a
+                field with one value for each agent also a dict of them by the names of
+                agents, as PettingZoo and RLlib give it.
+            *others: Refused: fields go by name.
             final_observation: The observation that each ended episode ended with;
                 read only where the step ends one. ``[E, *shape]``, nested as the
                 observation is, or Gymnasium's ``infos["final_obs"]``: an object array
@@ -799,6 +802,8 @@ class ReplayBuffer:
             appender = opened.appender
             if appender is None or opened.closed:
                 appender = self._appender()
+            if others:
+                appender.validator.refuse_positional(1 + len(others), "add")
             if data is None:
                 data = fields
             elif fields:
@@ -842,7 +847,7 @@ class ReplayBuffer:
         self,
         data: Mapping[str, object] | None = None,
         /,
-        *,
+        *others: object,
         final_observation: object = None,
         env_ids: ArrayLike | None = None,
         **fields: object,
@@ -855,6 +860,7 @@ class ReplayBuffer:
         Args:
             data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
                 where num_envs is 1; T may be 0, which adds nothing.
+            *others: As in `add`.
             final_observation: As in `add`, with a leading axis of steps; None in
                 place of a step's array where no episode ended.
             env_ids: As in `add`.
@@ -873,6 +879,8 @@ class ReplayBuffer:
             self._await_insert()
         with self._turn:
             appender = self._appender()
+            if others:
+                appender.validator.refuse_positional(1 + len(others), "extend")
             if data is None:
                 data = fields
             elif fields:

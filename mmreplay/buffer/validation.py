@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,16 @@ class StepValidator:
         }
         self._packer = packer(schema, record_layout(schema), num_envs)
         self._observation = schema.role("observation")
+        agents = schema.num_agents
+        self._by_agent = tuple(
+            path
+            for path, field in schema.fields.items()
+            if agents is not None and field.shape[:1] == (agents,)
+        )
+        """Fields with a value for each agent, which may come as a dict."""
+        self._ends = {schema.role("terminated"), schema.role("truncated")}
+        self._agents: tuple[str, ...] | None = None
+        """Names of agents, in the order of the fields' axes, from the first dict on."""
         # Rewards are rounded in silence: Gymnasium gives float64 for all of them. So
         # is what goes into bfloat16, which numpy does not have.
         rewards = schema.role_paths("reward")
@@ -82,6 +92,18 @@ class StepValidator:
             f"{sorted(fields)} into the mapping."
         )
 
+    def refuse_positional(self, count: int, call: str) -> NoReturn:
+        """Refuse more than one positional argument.
+
+        Raises:
+            SchemaError: Always.
+        """
+        named = ", ".join(f"{path}=..." for path in self._names if path.isidentifier())
+        raise SchemaError(
+            f"{call} takes the fields by name, got {count} positional arguments. Pass "
+            f"one mapping by path, or for example {call}({named or '**fields'})."
+        )
+
     def flat(self, data: Mapping[str, object] | Batch) -> Mapping[str, object]:
         """Return values by path of a nested or flat mapping.
 
@@ -90,16 +112,70 @@ class StepValidator:
         """
         if not isinstance(data, Mapping):
             if not isinstance(data, Batch):
-                raise SchemaError(
-                    f"data must be a mapping of {list(self._names)}, or keywords, got "
-                    f"{type(data).__name__}. Pass the fields by name."
-                )
+                raise self._no_mapping(data)
             data = dict(data)
+        for path in self._by_agent:
+            if isinstance(data.get(path), Mapping):
+                data = {**data, path: self._joined(path, cast("Any", data[path]))}
+        for end in self._ends - {None} - set(self._by_agent):
+            if isinstance(data.get(str(end)), Mapping):
+                raise SchemaError(
+                    f"field {end!r} must be one bool a step, got a dict of agents. "
+                    "Declare it Field((num_agents,), 'bool') to store each, or pass "
+                    "whether all of them ended."
+                )
         if data.keys() != self._names:
             data = flatten(data, self._varying)
             if data.keys() != self._names:
                 raise self._misnamed(data)
         return data
+
+    def _joined(self, path: str, values: Mapping[str, object]) -> object:
+        """Return the values of agents, a dict by their names, as one array.
+
+        Args:
+            path: Field whose first axis counts the agents.
+            values: By name. RLlib's ``"__all__"`` ends every agent.
+
+        Raises:
+            SchemaError: The names are not those of before, or not as many as agents.
+        """
+        field = self._schema.fields[path]
+        given = dict(values)
+        everyone = given.pop("__all__", None) if path in self._ends else None
+        if self._agents is None:
+            self._agents = self._named_agents(set(given)) or tuple(given)
+        agents, num_agents = self._agents, field.shape[0]
+        if set(given) != set(agents) or len(agents) != num_agents:
+            if len(given) != num_agents:
+                self._agents = None
+            names = f", {sorted(map(str, agents))}" if len(agents) == num_agents else ""
+            raise SchemaError(
+                f"field {path!r} must have a value for each of {num_agents} agents"
+                f"{names}, got {sorted(map(str, given))}. Pass a value for agents that "
+                "are gone, too: of an end True, as they have ended."
+            )
+        columns = [as_numpy(given[name], path)[0] for name in agents]
+        try:
+            joined = np.stack(columns, axis=columns[0].ndim - len(field.shape) + 1)
+        except (ValueError, IndexError):
+            found = zip(agents, columns, strict=True)
+            shapes = {str(name): list(column.shape) for name, column in found}
+            raise SchemaError(
+                f"field {path!r} must have values of one shape for all agents, got "
+                f"{shapes}. Pass {list(field.shape[1:])} for each."
+            ) from None
+        if everyone is not None:
+            joined = joined | np.asarray(everyone, bool)[..., None]
+        return joined
+
+    def _named_agents(self, names: set[str]) -> tuple[str, ...] | None:
+        """Return agents in the order of the schema's subtree that has their names."""
+        below: dict[str, dict[str, None]] = {}
+        for path in self._names:
+            top, _, rest = path.partition("/")
+            below.setdefault(top, {})[rest.partition("/")[0]] = None
+        return next((tuple(b) for b in below.values() if set(b) == names), None)
 
     def plain_block(self, data: Mapping[str, object]) -> Mapping[str, Any] | None:
         """Return the columns of a block that needs no conversion, or None.
@@ -109,6 +185,17 @@ class StepValidator:
             is at least 1.
         """
         return self._packer.block(data)
+
+    def _no_mapping(self, data: object) -> SchemaError:
+        way_out = "Pass the fields by name."
+        if isinstance(data, list | tuple) and any(
+            isinstance(each, Mapping) for each in data
+        ):
+            way_out = "Pass each step to add, or stack them by field for extend."
+        return SchemaError(
+            f"data must be a mapping of {list(self._names)}, or keywords, got "
+            f"{type(data).__name__}. {way_out}"
+        )
 
     def _misnamed(self, data: Mapping[str, object]) -> SchemaError:
         unknown = sorted(set(data) - set(self._names))
@@ -250,10 +337,13 @@ class StepValidator:
             elif shape == (0,):
                 column = np.empty((0, count, *field.shape), field.numpy)
             else:
+                inner = "".join(f", {axis}" for axis in field.shape)
+                way_out = "extend takes many steps, add takes one."
+                if shape in (field.shape, (count, *field.shape)):
+                    way_out = "That is one step: pass it to add."
                 raise SchemaError(
-                    f"field {path!r} must have shape [T, {count}, "
-                    f"*{list(field.shape)}], got {list(shape)}. extend takes many "
-                    "steps, add takes one."
+                    f"field {path!r} must have shape [T, {count}{inner}], got "
+                    f"{list(shape)}. {way_out}"
                 )
             self._check_steps(path, len(column), steps)
             steps = len(column)

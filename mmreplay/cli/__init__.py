@@ -15,7 +15,6 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = run(args)
     except KeyboardInterrupt:
         # During the import of a command's modules; `run` reports later ones.
-        message = "interrupted; rows written before are committed"
-        print(f"mmreplay: {message}", file=sys.stderr)
+        print("mmreplay: interrupted", file=sys.stderr)
         code = 130
     sys.exit(code)

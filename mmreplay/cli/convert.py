@@ -297,7 +297,12 @@ def read_options(texts: list[str]) -> dict[str, object]:
             value = PYTHON[text] if text in PYTHON else json_text.loads(text)
         except (ValueError, RecursionError):
             value = text
-        options[name.replace("-", "_")] = value
+        name = name.replace("-", "_")
+        if name in options:
+            raise usage_error(
+                f"--option must give {name!r} once, got {assignment!r} too"
+            )
+        options[name] = value
     return options
 
 
@@ -310,12 +315,14 @@ def _print_plan(
     overwrite: bool,
     json: bool,
 ) -> None:
-    from mmreplay.convert import staging
+    from mmreplay.convert import registry, staging
 
     plan = _plan(description, source, target)
     plan["target_nbytes"] = nbytes
     plan["target_exists"] = os.path.lexists(target[0])
-    plan["notes"], plan["doubts"] = reader.report.notes, reader.report.doubts
+    misnamed = registry.misnamed(target[1], target[0])
+    notes = [*reader.report.notes, *([misnamed] if misnamed else [])]
+    plan["notes"], plan["doubts"] = notes, reader.report.doubts
     if json:
         show.print_json(plan)
         return
@@ -343,7 +350,7 @@ def _print_plan(
         for path, f in fields.items()
     ]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
-    _print_notes(reader.report.notes, reader.report.doubts)
+    _print_notes(notes, reader.report.doubts)
 
 
 def _shape_of(field: Field) -> str:

@@ -141,13 +141,16 @@ def _known(
             "pass either an environment's id or a buffer's folder, or fields by --field"
         )
     if source is None:
-        return (
-            Schema.from_flat(dict(parse_field(text) for text in fields or [])),
-            1,
-            None,
-            None,
-            0,
-        )
+        declared: dict[str, Field] = {}
+        for text in fields or []:
+            name, field = parse_field(text)
+            if name in declared:
+                raise usage_error(
+                    f"--field must name each field once, got {name!r} twice, now by "
+                    f"{text!r}"
+                )
+            declared[name] = field
+        return Schema.from_flat(declared), 1, None, None, 0
     if _stored(source):
         known = _metadata(source)
         ring = known.ring
@@ -193,7 +196,10 @@ def parse_lengths(text: str) -> float | dict[str, float]:
         if "=" not in text:
             return float(text)
         parts = [part.rpartition("=") for part in text.split(",")]
-        return {name.strip(): float(number) for name, _, number in parts}
+        lengths = {name.strip(): float(number) for name, _, number in parts}
+        if len(lengths) == len(parts):
+            return lengths
+        raise usage_error(f"--length must name each field once, got {text!r}")
     except ValueError:
         raise usage_error(
             f"--length must be N or NAME=N, such as 40 or tokens=660,mission=12, got "
@@ -209,10 +215,11 @@ def parse_field(text: str) -> tuple[str, Field]:
     from mmreplay.schema import Field
 
     name, _, rest = text.partition(":")
-    dtype, _, shape = rest.partition(":")
+    dtype, shaped, shape = rest.partition(":")
     first, longest = "", 0
     try:
-        axes = [axis for axis in shape.replace(",", "x").split("x") if axis]
+        # An empty axis, as in 3x, is no number.
+        axes = shape.replace(",", "x").split("x") if shaped else []
         if axes and axes[0].startswith("0-"):
             first, longest = "varies", int(axes.pop(0)[2:])
         sizes = [int(axis) for axis in axes]

@@ -10,6 +10,7 @@ import typer
 
 from mmreplay.cli import show
 from mmreplay.cli.options import BufferPath, Json, parse_path, usage_error
+from mmreplay.disk import files
 from mmreplay.errors import EmptyError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def plot(
         typer.Option(
             "--output", "-o", parser=parse_path, metavar="FILE", show_default=False,
             help="The PNG; by default the buffer's name and .png, in the current "
-                 "folder.",
+                 "folder. Missing folders are made.",
         ),
     ] = None,
     json: Json = False,
@@ -92,6 +93,9 @@ def plot(
             for role in roles
         ]
         figure = draw(figure_of, buffer, table, panels_counts)
+    for folder in reversed(target.absolute().parents):
+        if not folder.exists():
+            files.make_folder(folder, exist_ok=True)
     figure.savefig(target)
     if json:
         show.print_json({"file": str(target), "episodes": len(table)})
@@ -110,8 +114,13 @@ def _check(target: Path) -> None:
     """Refuse a place that cannot take a file, before minutes of reading."""
     if target.suffix.lower() != ".png":
         raise usage_error(f"--output must be a name that ends in .png, got {target}")
-    if target.is_dir() or not target.parent.is_dir():
-        raise usage_error(f"--output must be in a folder that exists, got {target}")
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if target.is_dir() or not above.is_dir():
+        in_way = target if target.is_dir() else above
+        kind = "a folder" if target.is_dir() else "no folder"
+        raise usage_error(
+            f"--output must be a file to make, got {target}: {in_way} is {kind}"
+        )
 
 
 def _figure_maker() -> type[Figure]:

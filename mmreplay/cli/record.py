@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import wraps
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mmreplay.cli import show
+from mmreplay.cli.exits import InterruptedRun
 from mmreplay.cli.options import (
     BufferPath,
     CodecName,
@@ -27,7 +29,7 @@ from mmreplay.cli.options import (
     parse_integer,
     usage_error,
 )
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, ReplayError
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
@@ -107,14 +109,15 @@ def record(
     function = None if policy is None else load_policy(policy)
     from mmreplay.recording import record as play
 
-    _say_size(env, path, steps, num_envs, capacity, heap_bytes)
-    _warn_of_small_ring(path, steps)
-    report = play(
-        env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
-        seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-        engine=engine, codec=codec,  # type: ignore[arg-type]  # checked above
-        level=level, heap_bytes=heap_bytes,
-    )  # fmt: skip
+    with _writing_rows(path):
+        _say_size(env, path, steps, num_envs, capacity, heap_bytes)
+        _warn_of_small_ring(path, steps)
+        report = play(
+            env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
+            seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
+            engine=engine, codec=codec,  # type: ignore[arg-type]  # checked above
+            level=level, heap_bytes=heap_bytes,
+        )  # fmt: skip
     if json:
         show.print_json({**asdict(report), "path": str(path)})
         return
@@ -140,6 +143,30 @@ def record(
             f"the ring is full and holds the newest {show.count(report.held)} of them; "
             f"{enlarges}"
         )
+
+
+@contextmanager
+def _writing_rows(path: Path) -> Iterator[None]:
+    """Turn Ctrl-C into a line that says whether rows were written."""
+    before = _rows_ever(path)
+    try:
+        yield
+    except KeyboardInterrupt:
+        added = _rows_ever(path) > before
+        what = "rows written before are committed" if added else "no row was written"
+        raise InterruptedRun(f"interrupted; {what}") from None
+
+
+def _rows_ever(path: Path) -> int:
+    """Rows that were ever written to a buffer; 0 where there is none to read."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.format import metadata
+
+    if not (path / metadata.FILE_NAME).exists():
+        return 0
+    with suppress(ReplayError, OSError), ReplayBuffer.open(path) as buffer:
+        return int(buffer.heads.sum())
+    return 0
 
 
 def _say_size(

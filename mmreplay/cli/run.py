@@ -73,7 +73,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _report(error)
     if code == INTERRUPTED:
-        say("interrupted; rows written before are committed")
+        say("interrupted")
     return int(code or WELL)
 
 

@@ -93,6 +93,7 @@ class AutoExport:
         if buffer.path is not None:
             refuse_inside(self._folder, buffer.path)
         self._format = registry.target_format(self._folder / "x", format)
+        registry.refuse_unknown(self._format, "open_writer", options)
         self._fields, self._options = fields, options
         capacity = buffer.capacity
         way_out = "It is at most the capacity; leave it out for one file per lap."

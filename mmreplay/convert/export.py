@@ -75,6 +75,7 @@ def export(
     path = local(target, "target")
     refuse_inside(path, _folder(buffer))
     target_format = registry.target_format(path, format)
+    registry.refuse_unknown(target_format, "open_writer", options)
     reader: Reader = _open_reader(buffer, fields, env_ids, priorities)
     if episodes is not None or rows is not None:
         reader = select(reader, Selection(episodes=episodes, rows=rows))

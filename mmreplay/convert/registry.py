@@ -301,9 +301,10 @@ def named(name: str, able: str = "name") -> Format:
         raise FormatError(failed[name])
     if name not in known:
         fit = sorted(each.name for each in known.values() if getattr(each, able))
+        otherwise = "Install the package that adds it, or choose another."
         raise SchemaError(
-            f"format must be one of {', '.join(fit)}, got {shown(name)}. Install the "
-            "package that adds it, or choose another."
+            f"format must be one of {', '.join(fit)}, got {shown(name)}. "
+            f"{meant(name, fit, otherwise)}"
         )
     return known[name]
 
@@ -344,7 +345,8 @@ def source_format(path: Path, name: str | None = None) -> Format:
             f"is missing.{_or_failed()}"
         )
     raise FormatError(
-        f"{path} must be a buffer or one of {_endings('reads')}, got a {kind} of no "
+        f"{path} must be a buffer or one of {', '.join(_endings('reads'))}, got a "
+        f"{kind} of no "
         f"known format. Name the format with format= (--from).{_or_failed()}"
     )
 
@@ -362,10 +364,13 @@ def target_format(path: Path, name: str | None = None) -> Format:
         if each.writes:
             return each
     if fitting or path.suffix:
+        endings = _endings("writes")
+        advice = meant(
+            path.suffix.lower(), endings, "Name the format with format= (--to)."
+        )
         raise FormatError(
             f"{path}: mmreplay writes no format of this name, only "
-            f"{_endings('writes')} or a folder. Name the format with format= "
-            f"(--to).{_or_failed()}"
+            f"{', '.join(endings)} or a folder. {advice}{_or_failed()}"
         )
     return formats()[BUFFER]
 
@@ -406,9 +411,20 @@ def _asked(path: Path) -> Format | None:
     return None
 
 
-def _endings(does: str) -> str:
+def _endings(does: str) -> list[str]:
     able = [each for each in formats().values() if getattr(each, does)]
-    return ", ".join(sorted({suffix for each in able for suffix in each.suffixes}))
+    return sorted({suffix for each in able for suffix in each.suffixes})
+
+
+def misnamed(found: Format, target: Path) -> str | None:
+    """A note about a target whose suffix is not one of its format; None without one."""
+    fitting = _by_suffix(target)
+    if found in fitting or not target.suffix or not (fitting or found.suffixes):
+        return None
+    return (
+        f"{target.name} does not end as {found.name} does: name the format with "
+        f"format={found.name!r} (--from {found.name}) to read it"
+    )
 
 
 def _function(file_format: Format, name: str) -> Callable[..., Any]:
@@ -446,13 +462,21 @@ def open_writer(
 ) -> Writer:
     """Open a target; see `open_reader`.
 
+    A target that is named as if it were of another format gets a note.
+
     Raises:
         SchemaError: As there; or rows are too large to be read again.
     """
     function = _function(found, "open_writer")
     _check_options(found, function, options)
     _refuse_rows(found, description, options.get("layout"))
-    return cast("Writer", function(target, description, overwrite=overwrite, **options))
+    writer = cast(
+        "Writer", function(target, description, overwrite=overwrite, **options)
+    )
+    note = misnamed(found, target)
+    if note is not None:
+        writer.notes.note(note)
+    return writer
 
 
 def planned(
@@ -554,6 +578,20 @@ def refuse_layout_options(format_name: str, **options: object) -> None:
 def options_of(file_format: Format, function: str) -> tuple[str, ...]:
     """Names of a format's own options of ``open_reader`` or ``open_writer``."""
     return _options(_function(file_format, function))
+
+
+def refuse_unknown(
+    file_format: Format, function: str, options: dict[str, object]
+) -> None:
+    """Refuse what is not an option of a format's ``open_reader`` or ``open_writer``.
+
+    Those take options as keywords, beside arguments of their own: one that has the
+    name of such an argument must not get there.
+
+    Raises:
+        SchemaError: There is one.
+    """
+    _check_options(file_format, _function(file_format, function), options)
 
 
 def _options(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Selection, select
 from mmreplay.convert.staging import STAGED
 from mmreplay.convert.values import ValueSizes
+from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
 from mmreplay.storage.foreign_zarr.remote import url_of
 
@@ -130,8 +131,8 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
     typed = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(typed, str):
         raise FormatError(
-            f"{what} must be a str or pathlib.Path, got {type(path).__name__}. Decode "
-            "bytes with os.fsdecode."
+            f"{what} must be a str or pathlib.Path, got {type(path).__name__}. "
+            f"{files.path_advice(path)}"
         )
     if ADDRESS.match(typed) and not (remote and url_of(typed)):
         raise FormatError(
@@ -171,6 +172,7 @@ def open_source(
     selection: Selection | None = None,
 ) -> Reader:
     """Open a source, or the selected part of it."""
+    registry.refuse_unknown(file_format, "open_reader", options)
     if selection is None:
         return registry.open_reader(file_format, path, **options)
     if file_format.name == BUFFER:

@@ -78,8 +78,8 @@ def expanded(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise FormatError(
-            f"path must be a str or pathlib.Path, got {type(path).__name__}. Decode "
-            "bytes with os.fsdecode."
+            f"path must be a str or pathlib.Path, got {type(path).__name__}. "
+            f"{path_advice(path)}"
         )
     resolved = os.path.expanduser(text)
     if resolved == text and text.startswith("~"):
@@ -89,6 +89,17 @@ def expanded(path: str | os.PathLike[str]) -> str:
             "this machine, or the absolute path of a folder with such a name."
         )
     return resolved
+
+
+def path_advice(path: object) -> str:
+    """Return what to do about something that is no path."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if isinstance(path, bytes):
+        return "Decode bytes with os.fsdecode."
+    if isinstance(path, list | tuple) and len(path) == 1:
+        return "Pass its one item."
+    return "Pass one path."
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:

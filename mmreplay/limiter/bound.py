@@ -141,6 +141,8 @@ class BoundLimit:
 
     def allows_sample(self, count: int = 1) -> bool:
         """Whether so many items may be drawn now; see `Limit.allows_sample`."""
+        # A learner that asks until it may is one: a writer waits for it.
+        self.enter("sample")
         inserts, samples, size = self._now(look=True)
         return self._limiter.allows_sample(inserts, samples + count - 1, size)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import ReplayError, StaleError
+from mmreplay.errors import RemovedError, ReplayError, StaleError
 from mmreplay.page import faults
 from mmreplay.page.checks import LEVELS
 from mmreplay.page.compare import compare_buffers
@@ -181,14 +181,16 @@ class Page:
         try:
             return self._answer(path, Query.parse(query), query, tag)
         except Refusal as refusal:
-            return _refused(refusal.status, refusal.text)
+            removed = isinstance(refusal.__cause__, RemovedError)
+            return _refused(refusal.status, refusal.text, removed)
         except StaleError as error:
             return _refused(NOT_IN_RING, str(error))
         except MemoryError:
             return _refused(FAILED, "The server has not enough memory for this.")
         except (ReplayError, OSError, ValueError, ArithmeticError) as error:
             # Files of any content may be behind it: the page shows what is wrong.
-            return _refused(UNREADABLE, str(error) or type(error).__name__)
+            removed = isinstance(error, RemovedError)
+            return _refused(UNREADABLE, str(error) or type(error).__name__, removed)
         except Exception as error:  # a fault of ours: the page says so, and lives on
             logger.exception("no answer to %s?%s", path, query)
             return _refused(FAILED, f"The server failed: {type(error).__name__}.")
@@ -490,7 +492,7 @@ def frame_limits(
     def find(buffer: ReplayBuffer) -> tuple[float, float]:
         some = take_sample(buffer).at_most(rows_of(buffer.schema[path]))
         moments = Moments()
-        for _, values in sample_blocks(buffer, path, some):
+        for *_, values in sample_blocks(buffer, path, some):
             moments = moments.merge(moments_of(values))
         if not moments.count:
             return 0.0, 1.0
@@ -572,6 +574,7 @@ def _unreadable(text: str) -> dict[str, Any]:
     return {"state": "unreadable", "text": text, "repair": ""}
 
 
-def _refused(status: int, text: str) -> PageAnswer:
+def _refused(status: int, text: str, removed: bool = False) -> PageAnswer:
     headers = {"cache-control": "no-store"}
-    return PageAnswer(status, encode_json({"error": text}), headers=headers)
+    value = {"error": text, "removed": True} if removed else {"error": text}
+    return PageAnswer(status, encode_json(value), headers=headers)

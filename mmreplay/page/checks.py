@@ -8,27 +8,44 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from mmreplay.errors import CorruptError, ReplayError
-from mmreplay.page.sample import FieldFacts, component_name
+from mmreplay.page.parts import MIN_ROWS, RowRepeats, Steps, looked_at
+from mmreplay.page.sample import FEW_VALUES, FieldFacts, component_name
 
 Level = Literal["problem", "look", "fine"]
 logger = logging.getLogger(__name__)
 LEVELS: tuple[Level, ...] = ("problem", "look", "fine")
 
-MIN_ROWS = 32
-"""Of fewer rows nothing is concluded about values that do not change."""
 RARE_REWARDS = 0.01
-REPEATED = 0.05
+FEW_EXPECTED = 12
+"""Rewards: of an environment that has none, though it would have so many if it were as
+the others are."""
+GREW, SHRANK = 100.0, 200.0
+REPEATED, REPEATED_STATE, REPEATED_ROW = 0.05, 0.7, 0.4
+"""Shares of rows that equal the one before: of numbers that hardly ever do; of states,
+such as a cell of a grid; of states with the action and the reward."""
+REPEATED_IN_PART = 0.2
+MANY_VALUES = 20
+"""More make a component continuous."""
 SATURATED, MOSTLY_SATURATED = 0.2, 0.6
-ONE_ACTION = 0.9
+CLIPPED, CLIPPED_EACH = 0.5, 0.05
+ONE_ACTION, ONE_OF_SEVERAL, ONE_IN_PART = 0.9, 0.95, 0.97
+LARGER = 1e5
 DOMINATES = 0.5
+BOTH_FLAGS = 0.2
+ENDLESS = 2.0
 UNKNOWN_NEXT = 0.01
 BEHIND, MIN_BEHIND = 0.05, 64
 UNTOUCHED = 0.95
+MOST_FINE = 3
+"""Findings of one check that say that a field is fine; others are counted."""
 TOP_SHARE, FEW_EFFECTIVE = 0.3, 0.1
 
 
@@ -82,54 +99,136 @@ def run_check(name: str, to: str, check: Callable[[], Result]) -> list[PageFindi
     return [PageFinding(level, name, title, f"The check failed: {reason}", to, True)]
 
 
-def check_rewards(rewards: Sequence[FieldFacts]) -> PageFinding:
-    """Check that rewards differ from 0 and from each other.
+def check_rewards(rewards: Sequence[FieldFacts]) -> list[PageFinding]:
+    """Check that there are rewards, in each environment and to the end, of one scale.
 
     Args:
         rewards: The fields of the reward; empty where there is none.
     """
     if not rewards:
-        return PageFinding(
+        return [PageFinding(
             "look", "rewards", "No reward field",
             "Returns cannot be computed. Assign the role with "
             'Schema(fields, roles={"reward": ...}).',
             "fields",
-        )  # fmt: skip
+        )]  # fmt: skip
     facts = rewards[0]
     count = sum(reward.moments.count for reward in rewards)
     if count == 0:
-        return PageFinding(
+        return [PageFinding(
             "problem", "rewards", "No finite reward",
             f"All {facts.size:,} rewards are NaN or infinite.", "rewards",
-        )  # fmt: skip
+        )]  # fmt: skip
     rows = facts.rows
     share = max(reward.nonzero for reward in rewards) / rows
-    low = min(reward.moments.min for reward in rewards if reward.moments.count)
-    high = max(reward.moments.max for reward in rewards if reward.moments.count)
     if share == 0:
-        return PageFinding(
+        return [PageFinding(
             "problem", "rewards", "Every reward is 0",
             f"None of {rows:,} rewards differs from 0. Nothing can be learned from "
             "them.",
             "rewards",
-        )  # fmt: skip
-    if low == high:
-        left_out = any(reward.moments.nonfinite for reward in rewards)
-        return PageFinding(
-            "look", "rewards", "Every reward is the same",
-            f"All {'finite ones ' if left_out else ''}are {_number(low)}. A return "
-            "then only says how long the episode is.",
-            "rewards",
-        )  # fmt: skip
+        )]  # fmt: skip
+    found = [*_rewards_by_part(rewards)]
+    for reward in rewards:
+        found += _reward_scale(reward)
     if share < RARE_REWARDS:
-        return PageFinding(
+        found.append(PageFinding(
             "look", "rewards", "Rewards are rare",
             f"{_share(share)} of steps have a reward other than 0.", "rewards",
-        )  # fmt: skip
-    return PageFinding(
+        ))  # fmt: skip
+    if found:
+        return found
+    envs = [len(each.rewards.rows) for each in rewards if each.rewards is not None]
+    by_env = _rewarded_envs(rewards)[1]
+    looked = looked_at(rows, facts.complete, len(by_env), max(envs, default=1))
+    low = min(reward.moments.min for reward in rewards if reward.moments.count)
+    high = max(reward.moments.max for reward in rewards if reward.moments.count)
+    if low == high:
+        left_out = any(reward.moments.nonfinite for reward in rewards)
+        return [PageFinding(
+            "fine", "rewards", f"Every reward is {_number(low)}",
+            f"{'Of those that are finite; a' if left_out else 'A'} return says how "
+            f"long the episode is. Looked at: {looked}.",
+            "rewards",
+        )]  # fmt: skip
+    return [PageFinding(
         "fine", "rewards", "Rewards vary",
         f"{_share(share)} of steps have a reward other than 0. They lie between "
-        f"{_number(low)} and {_number(high)}.",
+        f"{_number(low)} and {_number(high)}. Looked at: {looked}.",
+        "rewards",
+    )]  # fmt: skip
+
+
+def _rewarded_envs(rewards: Sequence[FieldFacts]) -> tuple[list[int], list[int]]:
+    """Return the environments without a reward, and those that it is known of."""
+    facts = [each.rewards for each in rewards if each.rewards is not None]
+    if not facts:
+        return [], []
+    rows = facts[0].rows
+    nonzero = np.sum([each.nonzero for each in facts], axis=0)
+    expected = rows * (nonzero.sum() / max(1, rows.sum()))
+    silent = ((nonzero == 0) & (expected >= FEW_EXPECTED)).nonzero()[0].tolist()
+    known = ((nonzero > 0) | (expected >= FEW_EXPECTED)).nonzero()[0].tolist()
+    return silent, known
+
+
+def _rewards_by_part(rewards: Sequence[FieldFacts]) -> Iterator[PageFinding]:
+    """Find environments without a reward, and newest steps without one."""
+    silent, _ = _rewarded_envs(rewards)
+    facts = [each.rewards for each in rewards if each.rewards is not None]
+    if silent:
+        rows = int(facts[0].rows[silent[0]])
+        share = max(each.nonzero / each.rows for each in rewards)
+        name = f"environment {silent[0]}"
+        more = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
+        yield PageFinding(
+            "look", "rewards", f"No reward in {name}{more}",
+            f"All {rows:,} rewards of {name} that were looked at are 0; of all steps, "
+            f"{_share(share)} have one.",
+            "rewards",
+        )  # fmt: skip
+    if not facts:
+        return
+    rows = facts[0].newest_rows
+    nonzero = sum(each.newest_nonzero for each in facts)
+    share = max(each.nonzero / each.rows for each in rewards)
+    if not nonzero and rows * share >= FEW_EXPECTED:
+        yield PageFinding(
+            "look", "rewards", "No reward in the newest quarter",
+            f"None of its {rows:,} rewards that were looked at differs from 0; of all "
+            f"steps, {_share(share)} have one.",
+            "rewards",
+        )  # fmt: skip
+
+
+def _reward_scale(reward: FieldFacts) -> Iterator[PageFinding]:
+    """Find rewards of another scale: single ones, or the newest."""
+    facts = reward.rewards
+    if facts is None:
+        return
+    if facts.outliers:
+        few = (
+            "1 reward is" if facts.outliers == 1 else f"{facts.outliers:,} rewards are"
+        )
+        yield PageFinding(
+            "look", "reward scale", f"{few} far beyond the others",
+            f"The largest of {reward.path} is {_number(facts.outlier)}; 99 % of those "
+            f"other than 0 have a size of at most {_number(facts.usual)}. One such "
+            "step outweighs a batch.",
+            "rewards",
+        )  # fmt: skip
+    (old_median, old_high), (median, high) = facts.old_size, facts.new_size
+    if high >= GREW * old_high:
+        ratio, old, new = high / old_high, old_high, high
+    elif median > 0 and old_median >= SHRANK * median:
+        ratio, old, new = old_median / median, old_median, median
+    else:
+        return
+    times = f"{_number(round(ratio))} times {'larger' if new > old else 'smaller'}"
+    yield PageFinding(
+        "look", "reward scale", f"Newest rewards are {times}",
+        f"The size of {reward.path} went from about {_number(old)} in the oldest "
+        f"quarter to {_number(new)}. Values learned from one do not fit the other.",
         "rewards",
     )  # fmt: skip
 
@@ -151,10 +250,18 @@ def check_finite(fields: Sequence[FieldFacts]) -> list[PageFinding]:
                     f"field:{facts.path}",
                 )
             )
-    if found or not fields:
+    unread = [facts.path for facts in fields if facts.unread]
+    read = [facts for facts in fields if not facts.unread]
+    if found or not read:
         return found
-    text = "No NaN and no infinity in what was looked at."
-    return [PageFinding("fine", "not finite", "All values are finite", text, "fields")]
+    text = "No NaN and no infinity in what was looked at: "
+    text += _rows_looked_at(read)
+    if unread:
+        text += f" The values of {_names(unread)} were not looked at."
+    title = "All values are finite"
+    if unread or not all(facts.complete for facts in read):
+        title = "All values looked at are finite"
+    return [PageFinding("fine", "not finite", title, text, "fields")]
 
 
 def check_constant(facts: FieldFacts) -> PageFinding | None:
@@ -170,9 +277,10 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
             "problem", "never changes", f"Never changes: {facts.path}",
             f"All {facts.rows:,} frames looked at are equal.", to,
         )  # fmt: skip
-    if facts.num_values == 1 or not constant:
-        # One discrete action is a finding of its own.
-        return None
+    if _is_choice(facts):
+        return None  # One discrete action is a finding of its own.
+    if not constant:
+        return _check_stopped(facts)
     name = component_name(facts.path, int(facts.constant[0]), facts.shape)
     more = f" and {constant - 1:,} more" if constant > 1 else ""
     finite = "finite " if facts.moments.nonfinite else ""
@@ -183,6 +291,24 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
         f"all {facts.rows:,} rows looked at ({name} is "
         f"{_number(facts.constant_value)}). A network learns nothing from it.",
         to,
+    )  # fmt: skip
+
+
+def _check_stopped(facts: FieldFacts) -> PageFinding | None:
+    """Check that no component of an observation stops to change."""
+    spread = facts.spread
+    if facts.role != "observation" or spread is None:
+        return None
+    stopped = (spread.stopped & (spread.num_values > MANY_VALUES)).nonzero()[0].tolist()
+    if not stopped:
+        return None
+    name = component_name(facts.path, stopped[0], facts.shape)
+    more = f" and {len(stopped) - 1:,} more" if len(stopped) > 1 else ""
+    return PageFinding(
+        "look", "never changes", f"No longer changes: {name}{more}",
+        f"In the newest eighth, of several episodes, {name} has one value; before, it "
+        "had many.",
+        f"field:{facts.path}",
     )  # fmt: skip
 
 
@@ -206,73 +332,280 @@ def check_changes(fields: Sequence[FieldFacts]) -> list[PageFinding]:
         text = "Each component of observations and actions has more than one value."
         if frames:
             text += " Of images, not all frames are equal."
+    text += f" Looked at: {_rows_looked_at(checked)}"
+    some = {facts.path for facts in checked}
+    left_out = [
+        facts.path
+        for facts in fields
+        if facts.role in ("observation", "action") and facts.path not in some
+    ]
+    if left_out:
+        title = title if not values else "All components looked at change"
+        text += f" Not looked at: {_names(left_out)}."
     return [PageFinding("fine", "never changes", title, text, "fields")]
 
 
-def check_repeats(facts: FieldFacts) -> PageFinding | None:
-    """Check that the frames of an image field differ from the frame before."""
-    if facts.image is None or facts.role != "observation" or facts.pairs < MIN_ROWS:
+def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Result:
+    """Check that the frames of an image field differ from the frame before.
+
+    Args:
+        facts: Of the field.
+        repeats: Which of its frames are repeated.
+        steps: Of the sample.
+    """
+    if facts.image is None or facts.role != "observation":
         return None
     if len(facts.constant) == facts.num_components:
         return None  # said by `check_constant`
-    share, to = facts.repeats / facts.pairs, f"field:{facts.path}"
+    parts = repeats.shares(steps)
+    if not parts:
+        return None
+    to = f"field:{facts.path}"
+    place, count, share = _worst_part(parts, REPEATED)
     if share > REPEATED:
+        where = f" in {place}" if place else ""
         return PageFinding(
-            "look", "repeated frames", f"Repeated frames: {facts.path}",
-            f"{_share(share)} of frames equal the frame before. Either a frame is "
-            "stored twice, or the environment stands still.",
+            "look", "repeated frames", f"Repeated frames: {facts.path}{where}",
+            f"{_share(share)} of {count:,} frames{where} equal the frame before. "
+            "Either a frame is stored twice, or the environment stands still.",
             to,
         )  # fmt: skip
     return PageFinding(
         "fine", "repeated frames", "Frames change",
-        f"{_share(share)} of the frames of {facts.path} equal the frame before.", to,
+        f"{_share(parts[0][2])} of the frames of {facts.path} equal the frame before. "
+        f"Looked at: {_parts_looked_at(parts, facts.complete, steps)}.",
+        to,
+    )  # fmt: skip
+
+
+def check_repeated_rows(
+    fields: Sequence[FieldFacts], observed: RowRepeats, whole: RowRepeats, steps: Steps
+) -> PageFinding | None:
+    """Check that observations differ from the ones before.
+
+    Args:
+        fields: Of the observation and, where they are stored, action and reward.
+        observed: Steps with the observation of the step before.
+        whole: Steps with its action and reward, too.
+        steps: Of the sample.
+    """
+    observations = [facts for facts in fields if facts.role == "observation"]
+    if not observations or any(facts.varies for facts in observations):
+        return None  # Of values that vary, the lengths alone were read.
+    if len(observations) == 1 and observations[0].image is not None:
+        return None  # said by `check_repeats`
+    parts = observed.shares(steps)
+    if not parts or all(
+        len(facts.constant) == facts.num_components for facts in observations
+    ):
+        return None
+    # A state on a grid stays when an agent runs against a wall.
+    continuous = any(
+        facts.image is not None
+        or (
+            facts.kind == "f"
+            and facts.spread is not None
+            and (facts.spread.num_values > MANY_VALUES).any()
+        )
+        for facts in observations
+    )
+    to = f"field:{observations[0].path}"
+    most = REPEATED if continuous else REPEATED_STATE
+    place, count, share = _worst_part(parts, most)
+    what = "observation"
+    if share <= most and not continuous:
+        of_rows = whole.shares(steps)
+        row = _worst_part(of_rows, REPEATED_ROW) if of_rows else ("", 0, 0.0)
+        if row[2] > REPEATED_ROW:
+            (place, count, share), most = row, REPEATED_ROW
+            what = "observation, action and reward"
+    if share > most:
+        where = f" in {place}" if place else ""
+        return PageFinding(
+            "look", "repeated rows", f"Repeated observations{where}",
+            f"{_share(share)} of {count:,} steps{where} have the {what} of the step "
+            "before. Either a row is stored twice, or the environment stands still.",
+            to,
+        )  # fmt: skip
+    complete = all(facts.complete for facts in observations)
+    return PageFinding(
+        "fine", "repeated rows", "Observations change",
+        f"{_share(parts[0][2])} of steps have the observation of the step before. "
+        f"Looked at: {_parts_looked_at(parts, complete, steps)}.",
+        to,
     )  # fmt: skip
 
 
 def check_saturated(facts: FieldFacts) -> PageFinding | None:
     """Check that continuous actions lie within their range, not at its limits."""
-    if facts.role != "action" or not len(facts.at_limits) or facts.rows < MIN_ROWS:
+    spread = facts.spread
+    if facts.role != "action" or facts.kind != "f" or spread is None:
         return None
-    worst = int(facts.at_limits.argmax())
-    share = float(facts.at_limits[worst])
-    if share <= SATURATED:
+    switches = spread.num_values <= FEW_VALUES
+    if switches.all() or spread.rows < MIN_ROWS:
+        return None
+    shares = spread.at_lows + spread.at_highs
+    # Of few values many lie at the ends by chance.
+    most = (4 / spread.num_values.clip(1)).clip(SATURATED)
+    excess = (shares > most) & ~switches
+    shares[:, switches] = 0
+    if not excess.any():
+        note = ""
+        if switches.any():
+            note = (
+                f" of the {int((~switches).sum()):,} with more than {FEW_VALUES} values"
+            )
+        looked = looked_at(spread.rows, _all_of(facts), spread.num_envs, facts.num_envs)
         return PageFinding(
             "fine", "saturated", "Actions lie within their range",
-            f"At most {_share(share)} of the values of a component of {facts.path} are "
-            "its lowest or highest value.",
+            f"At most {_share(float(shares[0].max()))} of the values of a component of "
+            f"{facts.path}{note} lie at the ends of its range. Looked at: {looked}.",
             "actions",
         )  # fmt: skip
+    shares[~excess] = 0
+    # What all steps show is said of all of them.
+    part = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
+    worst = int(shares[part].argmax())
+    share, place = float(shares[part, worst]), spread.parts[part]
+    where = f" in {place}" if place else ""
     name = component_name(facts.path, worst, facts.shape)
-    others = int((facts.at_limits > SATURATED).sum()) - 1
+    others = int(excess[part].sum()) - 1
     more, whose = f" and {others:,} more" if others else "", "its values"
     if others:
         whose = f"the values of {name}"
     level: Level = "problem" if share > MOSTLY_SATURATED else "look"
     return PageFinding(
-        level, "saturated", f"Saturated: {name}{more}",
-        f"{_share(share)} of {whose} are {_number(facts.lows[worst])} or "
-        f"{_number(facts.highs[worst])}, the lowest and highest. The policy asks for "
-        "more than the range allows.",
+        level, "saturated", f"Saturated: {name}{more}{where}",
+        f"{_share(share)} of {whose}{where} are {_number(spread.lows[worst])} or "
+        f"{_number(spread.highs[worst])}, the ends of its range, or lie within 0.5 % "
+        "of them. The policy asks for more than the range allows.",
         "actions",
     )  # fmt: skip
 
 
-def check_one_action(facts: FieldFacts) -> PageFinding | None:
-    """Check that a discrete action is not nearly always the same."""
-    if facts.role != "action" or not facts.num_values or facts.rows < MIN_ROWS:
+def check_clipped(facts: FieldFacts) -> PageFinding | None:
+    """Check that observations do not mostly lie at both ends of their ranges."""
+    spread = facts.spread
+    if facts.role != "observation" or facts.kind != "f" or spread is None:
         return None
-    top = f"{facts.top_value:g}"
-    if facts.top_share > ONE_ACTION:
+    continuous = spread.num_values > FEW_VALUES
+    if spread.rows < MIN_ROWS or not continuous.any():
+        return None
+    low, high = spread.at_lows[0], spread.at_highs[0]
+    shares = low + high
+    shares[~continuous] = 0
+    clipped = (shares >= CLIPPED) & (low >= CLIPPED_EACH) & (high >= CLIPPED_EACH)
+    to = f"field:{facts.path}"
+    if not clipped.any():
+        looked = looked_at(spread.rows, _all_of(facts))
         return PageFinding(
-            "problem", "one action", f"Nearly always one action: {top}",
-            f"{_share(facts.top_share)} of steps have it. Other actions are hardly "
-            "tried.",
+            "fine", "clipped", "Observations lie within their range",
+            f"No component of {facts.path} with more than {FEW_VALUES} values has "
+            f"half of them at both ends of its range. Looked at: {looked}.",
+            to,
+        )  # fmt: skip
+    shares[~clipped] = 0
+    worst = int(shares.argmax())
+    name = component_name(facts.path, worst, facts.shape)
+    others = int(clipped.sum()) - 1
+    more = f" and {others:,} more" if others else ""
+    return PageFinding(
+        "look", "clipped", f"Clipped: {name}{more}",
+        f"{_share(float(shares[worst]))} of the values of {name} are "
+        f"{_number(spread.lows[worst])} or {_number(spread.highs[worst])}, the ends of "
+        "its range, or lie within 0.5 % of them. What lies beyond cannot be told "
+        "apart.",
+        to,
+    )  # fmt: skip
+
+
+def check_scales(fields: Sequence[FieldFacts]) -> PageFinding | None:
+    """Check that no component of the observation is far larger than the others."""
+    named: list[tuple[float, str, str]] = []
+    checked = [
+        (facts, facts.spread)
+        for facts in fields
+        if facts.role == "observation" and facts.spread is not None
+        if facts.spread.rows >= MIN_ROWS and facts.kind == "f"
+    ]
+    sizes = [float(size) for _, spread in checked for size in spread.sizes if size > 0]
+    if len(sizes) < 2:
+        return None
+    usual = statistics.median_low(sizes)
+    for facts, spread in checked:
+        for number in (spread.sizes > LARGER * usual).nonzero()[0].tolist():
+            name = component_name(facts.path, number, facts.shape)
+            named.append((float(spread.sizes[number]), name, facts.path))
+    if not named:
+        ratio = max(sizes) / usual
+        looked = "; ".join(
+            f"{facts.path}, {looked_at(spread.rows, _all_of(facts))}"
+            for facts, spread in checked[:4]
+        )
+        more = f"; {len(checked) - 4:,} more fields" if len(checked) > 4 else ""
+        return PageFinding(
+            "fine", "scales", "Components have comparable sizes",
+            f"The largest is {_number(float(f'{ratio:.2g}'))} times the median one. "
+            f"Looked at: {looked}{more}.",
+            "fields",
+        )  # fmt: skip
+    size, name, path = max(named)
+    more = f" and {len(named) - 1:,} more" if len(named) > 1 else ""
+    return PageFinding(
+        "look", "scales", f"Much larger than the others: {name}{more}",
+        f"The root mean square of {name} is {_number(float(f'{size:.3g}'))}, that of "
+        f"the median component {_number(float(f'{usual:.3g}'))}. A network sees the "
+        "large one alone: normalize the observation.",
+        f"field:{path}",
+    )  # fmt: skip
+
+
+def check_one_action(facts: FieldFacts) -> PageFinding | None:
+    """Check that no component of an action is nearly always the same."""
+    spread = facts.spread
+    if facts.role != "action" or spread is None or spread.rows < MIN_ROWS:
+        return None
+    discrete = _is_choice(facts)
+    shares = spread.top_shares.copy()
+    counted = shares.shape[1]
+    # What has one value everywhere is said by `check_constant`.
+    shares[:, spread.num_values[:counted] <= (0 if discrete else 1)] = 0
+    excess = shares > ONE_IN_PART
+    excess[0] = shares[0] > (ONE_ACTION if discrete else ONE_OF_SEVERAL)
+    if excess.any():
+        shares[~excess] = 0
+        part = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
+        worst = int(shares[part].argmax())
+        place, top = spread.parts[part], _number(spread.top_values[part, worst])
+        where = f" in {place}" if place else ""
+        name = component_name(facts.path, worst, facts.shape)
+        others = int(excess[part].sum()) - 1
+        more = f" and {others:,} more" if others else ""
+        what = top if discrete else f"{name} is {top}{more}"
+        level: Level = "problem" if discrete else "look"
+        return PageFinding(
+            level, "one action", f"Nearly always one action{where}: {what}",
+            f"{_share(float(shares[part, worst]))} of steps{where} have it. Other "
+            "actions are hardly tried.",
             "actions",
         )  # fmt: skip
+    looked = looked_at(spread.rows, _all_of(facts), spread.num_envs, facts.num_envs)
+    if discrete:
+        top = _number(spread.top_values[0, 0])
+        number = (spread.sizes > 0).sum() if spread.one_hot else spread.num_values[0]
+        return PageFinding(
+            "fine", "one action", "Actions vary",
+            f"{number:,} different ones. The most frequent, {top}, is in "
+            f"{_share(float(shares[0, 0]))} of steps. Looked at: {looked}.",
+            "actions",
+        )  # fmt: skip
+    some = "component"
+    if counted < facts.num_components:
+        some = f"one of the first {counted:,} components"
     return PageFinding(
         "fine", "one action", "Actions vary",
-        f"{facts.num_values:,} different ones. The most frequent, {top}, is in "
-        f"{_share(facts.top_share)} of steps.",
+        f"No {some} of {facts.path} has one value in more than "
+        f"{_share(ONE_OF_SEVERAL)} of steps. Looked at: {looked}.",
         "actions",
     )  # fmt: skip
 
@@ -284,31 +617,71 @@ def check_ends(ends: Mapping[str, int]) -> PageFinding:
         ends: Episodes by kind: ``"terminated"``, ``"truncated"``, ``"both"`` and
             ``"broken off"``.
     """
-    terminated, truncated = ends["terminated"] + ends["both"], ends["truncated"]
+    terminated, truncated, both = ends["terminated"], ends["truncated"], ends["both"]
     broken = ends["broken off"]
-    total = terminated + truncated + broken
+    total = terminated + truncated + both + broken
     if total == 0:
         return PageFinding(
             "look", "ends", "No episode has ended yet",
             "Returns and lengths are known once one has.", "ends",
         )  # fmt: skip
-    if truncated == total:
+    if both > BOTH_FLAGS * total:
         return PageFinding(
-            "look", "ends", "Every episode ends by truncation",
-            f"All {total:,}. A time limit ends them, and no goal or failure: targets "
-            "must bootstrap at the end.",
+            "look", "ends", f"{both:,} of {total:,} ends are terminated and truncated",
+            "Both flags are set, so targets do not bootstrap there. Where a time limit "
+            "alone ends an episode, pass truncated alone.",
             "ends",
         )  # fmt: skip
     title, why = "Episodes end as the environment says", ""
-    if broken:
+    if truncated == total:
+        why = ". Targets must bootstrap at the end"
+    elif broken:
         title = f"{broken:,} of {total:,} episodes were broken off"
         why = ": a writer stopped within them"
+    kinds = [f"{terminated:,} terminated", f"{truncated:,} truncated"]
+    kinds += [f"{both:,} terminated and truncated"] if both else []
     return PageFinding(
         "fine", "ends", title,
-        f"{terminated:,} terminated, {truncated:,} truncated, {broken:,} broken off"
-        f"{why}.",
-        "ends",
+        f"{', '.join(kinds)}, {broken:,} broken off{why}.", "ends",
     )  # fmt: skip
+
+
+def check_endless(longest: int, ended: int, running: Sequence[int]) -> Result:
+    """Check that no environment goes on without an end.
+
+    Args:
+        longest: Steps of the longest episode that has ended.
+        ended: Episodes that have.
+        running: Steps of each environment's only episode, which has not ended; 0 for
+            environments where one has.
+    """
+    if len(running) < 2 or not ended:
+        return None
+    never = [
+        env_id
+        for env_id, steps in enumerate(running)
+        if steps >= max(MIN_ROWS, ENDLESS * longest)
+    ]
+    if never:
+        name = f"environment {never[0]}"
+        more = f" and {len(never) - 1:,} more" if len(never) > 1 else ""
+        return PageFinding(
+            "look", "never ends", f"No episode ends in {name}{more}",
+            f"It has {running[never[0]]:,} steps without an end. The longest of "
+            f"{ended:,} episodes that have ended elsewhere has {longest:,}.",
+            "ends",
+        )  # fmt: skip
+    some = sum(steps > 0 for steps in running)
+    title, text = "Episodes end in every environment", f"Looked at: {len(running):,}."
+    if some:
+        title = (
+            f"Episodes end in {len(running) - some:,} of {len(running):,} environments"
+        )
+        text = (
+            f"The others have fewer than {_number(ENDLESS)} times the steps of the "
+            "longest episode that has ended."
+        )
+    return PageFinding("fine", "never ends", title, text, "ends")
 
 
 def check_dominates(longest: int, steps: int, episodes: int) -> PageFinding | None:
@@ -448,9 +821,84 @@ def check_priorities(
     )
 
 
+def folded(findings: Sequence[PageFinding]) -> list[PageFinding]:
+    """Return findings, of one check 3 that are fine and the number of others."""
+    kept: list[PageFinding] = []
+    fine: dict[str, list[PageFinding]] = {}
+    for finding in findings:
+        if finding.level != "fine":
+            kept.append(finding)
+        else:
+            fine.setdefault(finding.id, []).append(finding)
+    for name, some in fine.items():
+        kept += some[:MOST_FINE]
+        left = len(some) - MOST_FINE
+        if left > 0:
+            text = f"So it is with {left:,} more {'field' if left == 1 else 'fields'}."
+            kept.append(PageFinding("fine", name, some[0].title, text, "fields"))
+    return kept
+
+
 def by_level(findings: Sequence[PageFinding]) -> list[PageFinding]:
     """Return findings with problems first, fine ones last."""
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _worst_part(
+    parts: Sequence[tuple[str, int, float]], most: float
+) -> tuple[str, int, float]:
+    """Return the part with the largest share, or the whole where it is about as bad.
+
+    Args:
+        parts: Names, steps and shares, the whole first.
+        most: A larger share is a finding.
+    """
+    whole, worst = parts[0], max(parts, key=lambda part: part[2])
+    if worst[2] <= max(most, REPEATED_IN_PART):
+        return whole  # Of few steps some are equal by chance.
+    return whole if whole[2] > most and worst[2] <= 1.5 * whole[2] else worst
+
+
+def _is_choice(facts: FieldFacts) -> bool:
+    """The field is a discrete action: a number, or a 1 among zeros."""
+    if facts.spread is not None and facts.spread.one_hot:
+        return True
+    return (
+        facts.role == "action" and facts.num_components == 1 and facts.kind != "f"
+        and not facts.varies
+    )  # fmt: skip
+
+
+def _all_of(facts: FieldFacts) -> bool:
+    """All steps of the buffer were measured for the spread of a field."""
+    return (
+        facts.complete
+        and facts.spread is not None
+        and (facts.spread.rows == facts.rows)
+    )
+
+
+def _rows_looked_at(fields: Sequence[FieldFacts]) -> str:
+    """Say how many steps of some fields were looked at."""
+    least = min(fields, key=lambda facts: facts.rows)
+    most = max(fields, key=lambda facts: facts.rows)
+    text = looked_at(most.rows, most.complete)
+    if least.rows < most.rows:
+        text += f", of {least.path} {least.rows:,}"
+    return f"{text}."
+
+
+def _parts_looked_at(
+    parts: Sequence[tuple[str, int, float]], complete: bool, steps: Steps
+) -> str:
+    """Say how many pairs of steps were looked at, and by how many environments."""
+    by_env = sum(name.startswith("environment") for name, _, _ in parts)
+    return looked_at(parts[0][1], complete, by_env, steps.num_envs)
+
+
+def _names(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+    return ", ".join(paths[:3]) + more
 
 
 def _share(share: float) -> str:
@@ -463,4 +911,6 @@ def _share(share: float) -> str:
 def _number(value: float) -> str:
     if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
+    if 1e4 <= abs(value) < 1e15:
+        return f"{value:,.2f}"
     return f"{value:.4g}"

@@ -11,17 +11,16 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.page.episodes import EpisodeColumns
 from mmreplay.page.overview import roles_of
 from mmreplay.page.sample import (
-    BINS,
     FEW_ROWS,
     FEW_VALUES,
     HISTOGRAM_COMPONENTS,
+    bin_values,
     component_name,
     sample_values,
     take_sample,
 )
 from mmreplay.page.varying import name_of, numbers_of
 from mmreplay.schema import Field, Schema
-from mmreplay.stats import count_values, edges_of, moments_of
 
 Values = NDArray[Any]
 
@@ -133,12 +132,8 @@ def shared_histogram(
                 for values in pair
             ]
             return {"values": all_values.astype(np.float64), "counts": counts}
-    moments = moments_of(pair[0]).merge(moments_of(pair[1]))
-    edges = edges_of(moments, field, BINS)
-    counts = [
-        count_values(values, moments, edges)
-        if len(values)
-        else np.zeros(len(edges) - 1, np.int64)
-        for values in pair
-    ]
-    return {"edges": edges, "counts": counts}
+    first_bins, second_bins = bin_values(pair, field)
+    return {
+        "edges": first_bins.edges,
+        "counts": [first_bins.counts, second_bins.counts],
+    }

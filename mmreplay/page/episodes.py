@@ -25,13 +25,14 @@ from mmreplay.errors import StaleError
 from mmreplay.page import faults
 from mmreplay.page.requests import NOT_IN_RING, UNREADABLE, Query, Refusal
 from mmreplay.page.rows import MAX_TRIES, read_left
-from mmreplay.page.sample import Histogram
+from mmreplay.page.sample import Histogram, bin_values
 from mmreplay.page.shown import (
     BackgroundReader,
     ShownBuffer,
     rows_version,
     version_of,
 )
+from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.stats import EpisodeTable, read_returns, reward_field
 
@@ -271,11 +272,21 @@ class EpisodeList:
     def columns(self) -> EpisodeColumns:
         """Return the episodes as of now, or as of a second ago.
 
+        Of a buffer whose folder was removed, the last ones are returned.
+
         Raises:
             Refusal: The buffer cannot be read.
         """
         before = faults.count()
-        buffer = self._shown.buffer()
+        try:
+            buffer = self._shown.buffer()
+        except Refusal:
+            with self._lock:
+                if self._columns is None or not self._shown.removed:
+                    raise
+                # Returns that were not read will not be.
+                self._columns.known[:] = True
+                return self._columns
         version = version_of(buffer)
         with self._lock:
             former = self._columns
@@ -494,18 +505,8 @@ def histogram_of_episodes(columns: EpisodeColumns, measure: str) -> Histogram:
     finite = values[np.isfinite(values)].astype(np.float64)
     if not len(finite):
         return Histogram(np.zeros(0, np.int64), np.zeros(0))
-    low, high = float(finite.min()), float(finite.max())
-    if low == high:
-        half = max(0.5, abs(low) * 1e-6)
-        return Histogram(np.array([len(finite)]), np.array([low - half, high + half]))
-    if measure == "length":
-        # Whole numbers: each bin is as wide as the others.
-        width = -(-(int(high) - int(low) + 1) // BINS)
-        number = -(-(int(high) - int(low) + 1) // width)
-        edges = low - 0.5 + width * np.arange(number + 1.0)
-    else:
-        edges = np.linspace(low, high, BINS + 1)
-    return Histogram(np.histogram(finite, edges)[0].astype(np.int64), edges)
+    (histogram,) = bin_values([finite], Field((), "float64"), BINS)
+    return histogram
 
 
 def read_episode(

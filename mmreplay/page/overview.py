@@ -20,11 +20,13 @@ from mmreplay.errors import StaleError
 from mmreplay.format.heap import comparable
 from mmreplay.page import checks
 from mmreplay.page.episodes import (
+    KIND_BROKEN,
     EpisodeColumns,
     EpisodeList,
     histogram_of_episodes,
 )
 from mmreplay.page.frames import ImageLayout, layouts
+from mmreplay.page.parts import RowRepeats
 from mmreplay.page.priorities import PriorityFacts, measure_priorities
 from mmreplay.page.sample import (
     FieldFacts,
@@ -66,15 +68,24 @@ def make_overview(
         num_starts = num_legal(view)
     metadata = buffer.metadata
     image_layouts = layouts(buffer, shown.images)
-    sample = take_sample(buffer)
+    sample = take_sample(buffer, span=span)
+    steps = sample.steps
     roles = roles_of(buffer.schema)
     facts: list[FieldFacts] = []
+    observed, whole = RowRepeats(sample.follows), RowRepeats(sample.follows)
+    frames: dict[str, RowRepeats] = {}
     findings: list[checks.PageFinding] = []
     for path in buffer.schema.paths if len(sample) else ():
         layout = image_layouts.get(path)
 
         def read(path: str = path, layout: ImageLayout | None = layout) -> None:
-            facts.append(measure(buffer, path, roles[path], sample, layout))
+            repeats = [whole] if roles[path] in ("action", "reward") else []
+            if roles[path] == "observation":
+                repeats = [observed, whole]
+            if repeats and layout is not None:
+                frames[path] = RowRepeats(sample.follows)
+                repeats.append(frames[path])
+            facts.append(measure(buffer, path, roles[path], sample, layout, repeats))
 
         findings += checks.run_check(f"values of {path}", "fields", read)
     ends = columns.ends()
@@ -88,10 +99,25 @@ def make_overview(
     run += [
         ("not finite", "fields", lambda: checks.check_finite(facts)),
         ("never changes", "fields", lambda: checks.check_changes(facts)),
-        *_by_field("repeated frames", "fields", checks.check_repeats, facts),
+        *_by_field(
+            "repeated frames", "fields",
+            lambda fact: checks.check_repeats(fact, frames[fact.path], steps),
+            [fact for fact in facts if fact.path in frames],
+        ),
+        (
+            "repeated rows", "fields",
+            lambda: checks.check_repeated_rows(facts, observed, whole, steps)
+            if len(facts) == len(buffer.schema.paths) else None,
+        ),
+        ("scales", "fields", lambda: checks.check_scales(facts)),
+        *_by_field("clipped", "fields", checks.check_clipped, facts),
         *_by_field("saturated", "actions", checks.check_saturated, facts),
         *_by_field("one action", "actions", checks.check_one_action, facts),
         ("ends", "episodes", lambda: checks.check_ends(ends)),
+        (
+            "never ends", "ends",
+            lambda: checks.check_endless(*endless_of(columns, len(heads))),
+        ),
         (
             "dominates", "episodes",
             lambda: checks.check_dominates(longest, steps_of_episodes, len(columns)),
@@ -114,7 +140,7 @@ def make_overview(
         findings += checks.run_check(name, to, check)
     if len(facts) < len(buffer.schema.paths):
         # Of the fields that could not be read nothing is known.
-        fine = ("not finite", "never changes")
+        fine = ("not finite", "never changes", "scales")
         findings = [f for f in findings if f.level != "fine" or f.id not in fine]
     overview = {
         "steps": num_steps,
@@ -157,7 +183,9 @@ def make_overview(
         },
         "fields": fields_of(buffer, roles, image_layouts, facts),
         "storage": storage_of(shown, buffer, num_unknown),
-        "checks": [finding.to_json() for finding in checks.by_level(findings)],
+        "checks": [
+            finding.to_json() for finding in checks.by_level(checks.folded(findings))
+        ],
         "sample": {"rows": len(sample), "whole": sample.complete},
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
@@ -167,11 +195,24 @@ def make_overview(
 def _by_field(
     name: str,
     to: str,
-    check: Callable[[FieldFacts], checks.PageFinding | None],
+    check: Callable[[FieldFacts], checks.Result],
     facts: Sequence[FieldFacts],
 ) -> list[Check]:
     """A check of each field: one that fails takes no other field with it."""
     return [(f"{name} of {each.path}", to, partial(check, each)) for each in facts]
+
+
+def endless_of(columns: EpisodeColumns, num_envs: int) -> tuple[int, int, list[int]]:
+    """Return what `checks.check_endless` asks for."""
+    ended = columns.kinds < KIND_BROKEN
+    open_ = columns.kinds > KIND_BROKEN
+    has_end = np.zeros(num_envs, bool)
+    has_end[columns.env_ids[~open_]] = True
+    running = np.zeros(num_envs, np.int64)
+    np.maximum.at(running, columns.env_ids[open_], columns.lengths[open_])
+    running[has_end] = 0
+    longest = int(columns.lengths[ended].max(initial=0))
+    return longest, int(ended.sum()), running.tolist()
 
 
 def make_priorities(
@@ -335,6 +376,7 @@ def fields_of(
             "shape": shape_of(field),
             "varies": field.varies,
             "nbytes": field.nbytes,
+            "row_nbytes": field.nbytes,
             "role": roles[path],
             "mutable": field.mutable,
             "image": None if layout is None else layout.to_json(),
@@ -349,6 +391,10 @@ def fields_of(
                 "nan": fact.num_nan,
                 "infinite": fact.num_infinite,
             }
+            if field.varies:
+                # The references, and the values that they lead to.
+                values = float(moments.mean) * field.inner_nbytes
+                entry["row_nbytes"] = field.nbytes + round(values)
         found.append(entry)
     return found
 

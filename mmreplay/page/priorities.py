@@ -42,7 +42,8 @@ class PriorityFacts:
     Attributes:
         name: Of the column.
         alpha: Exponent that the shares are at.
-        rows: Rows of the sample with a priority.
+        steps: Steps of the sample.
+        rows: Those of them with a priority.
         complete: These are all rows with one.
         low: Lowest priority.
         high: Highest priority.
@@ -56,6 +57,7 @@ class PriorityFacts:
 
     name: str
     alpha: float
+    steps: int
     rows: int
     complete: bool
     low: float
@@ -123,6 +125,7 @@ def measure_priorities(
     return PriorityFacts(
         name=names[0],
         alpha=alpha,
+        steps=len(sample),
         rows=len(values),
         complete=sample.complete,
         low=low,

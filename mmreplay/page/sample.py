@@ -1,14 +1,14 @@
 """A sample of a buffer's steps, and facts about each field in it.
 
-Up to 65,536 steps are all looked at. Of more, runs of 64 neighbours are taken evenly
-over the ring: neighbours, so that repeated frames are seen and pages are shared. Some
-MiB of one field are in memory at a time.
+Up to 65,536 steps are all looked at. Of more, runs of 64 neighbours are taken about
+evenly over the ring: neighbours, so that repeated frames are seen and pages are shared.
+Some MiB of one field are in memory at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes import FINAL, START
+from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import StaleError
 from mmreplay.page.frames import ImageLayout
+from mmreplay.page.parts import (
+    MIN_ROWS,
+    RewardFacts,
+    RowRepeats,
+    Spread,
+    Steps,
+    reward_facts,
+    spread_of,
+)
 from mmreplay.page.rows import read_left
 from mmreplay.page.varying import numbers_of
+from mmreplay.ring import Span
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
-from mmreplay.stats import Moments, count_values, edges_of, moments_of
+from mmreplay.stats import Moments, count_values, edges_of, moments_of, whole_edges
 
 SAMPLE_ROWS = 1 << 16
 SAMPLE_NBYTES, MAX_SAMPLE_NBYTES = 16 << 20, 64 << 20
@@ -32,12 +42,19 @@ in memory, at least 64 rows, while they take no more than the latter."""
 BLOCK_NBYTES = 4 << 20
 """Of rows that are in memory at a time."""
 RUN_ROWS = 64
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples, modulo 1, are spread evenly."""
 HISTOGRAM_COMPONENTS = 8
 BINS = 40
 FEW_VALUES = 8
 """A component with at most so many values is a switch, such as a gripper."""
 FEW_ROWS = 4096
 """Rows that values are counted in."""
+MAX_WHOLE = 1 << 51
+"""Half a number from smaller ones is a float64 as well."""
+SPREAD_VALUES = 1 << 19
+"""Of one field, whose spread is measured: fewer rows of many components, at least 64.
+That of an observation with more than 16,384 components is not measured."""
 
 Ids = NDArray[np.int64]
 Values = NDArray[Any]
@@ -48,17 +65,27 @@ class Sample:
     """Some steps of a buffer.
 
     Attributes:
-        env_ids: int64 ``[N]``.
+        env_ids: int64 ``[N]``, growing.
         positions: int64 ``[N]``, neighbours side by side.
         follows: bool ``[N]``, the step follows the one before it in the sample, in the
             same episode.
+        ends: bool ``[N]``, the step ends its episode.
+        eighths: uint8 ``[N]``, from 0 for the oldest eighth of what its environment
+            holds to 7 for the newest.
+        rows: int64 ``[N]``, where the steps stand in the sample that they are chosen
+            from.
         complete: These are all steps that the buffer holds.
+        num_envs: Of the buffer.
     """
 
     env_ids: Ids
     positions: Ids
     follows: NDArray[np.bool_]
+    ends: NDArray[np.bool_]
+    eighths: NDArray[np.uint8]
+    rows: Ids
     complete: bool
+    num_envs: int
 
     def __len__(self) -> int:
         """Steps."""
@@ -74,18 +101,29 @@ class Sample:
         follows = self.follows[rows]
         follows[1:] &= np.diff(rows) == 1
         follows[0] = False
-        return Sample(self.env_ids[rows], self.positions[rows], follows, False)
+        return Sample(
+            self.env_ids[rows], self.positions[rows], follows, self.ends[rows],
+            self.eighths[rows], self.rows[rows], False, self.num_envs,
+        )  # fmt: skip
+
+    @property
+    def steps(self) -> Steps:
+        """The steps by environment and age."""
+        return Steps(self.env_ids, self.eighths, self.ends, self.num_envs)
 
 
-def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
+def take_sample(
+    buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS, span: Span | None = None
+) -> Sample:
     """Choose steps evenly over what the buffer holds.
 
     Args:
         buffer: Open in any mode.
         maximum: Rows, at most.
+        span: Which rows it holds; None for those at the moment.
     """
     view = buffer.view
-    span = view.span
+    span = view.span if span is None else span
     lengths, total = span.lengths, int(span.lengths.sum())
     edges = np.cumsum(lengths)
     complete = total <= maximum
@@ -95,7 +133,12 @@ def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
     else:
         run = min(RUN_ROWS, max(1, int(lengths.max())))
         num_runs = max(2, maximum // run)
-        rows = (np.arange(num_runs) * (total - run)) // (num_runs - 1)
+        numbers = np.arange(num_runs)
+        rows = (numbers * (total - run)) // (num_runs - 1)
+        # Not at equal distances: environments as long as one of them would each be
+        # looked at in one place.
+        spare = max(0, (total - run) // (num_runs - 1) - run)
+        rows[1:-1] += (numbers[1:-1] * GOLDEN % 1 * spare).astype(np.int64)
         envs = np.searchsorted(edges, rows, "right")
         firsts = rows - (edges - lengths)[envs] + span.first[envs]
         # A run stays within its environment.
@@ -104,6 +147,10 @@ def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
         positions = (firsts[:, None] + np.arange(run)).ravel()
         inside = positions < span.stop[env_ids]
         env_ids, positions = env_ids[inside], positions[inside]
+        # Two runs overlap where both were moved away from the same edge.
+        rows = positions - span.first[env_ids] + (edges - lengths)[env_ids]
+        _, once = np.unique(rows, return_index=True)
+        env_ids, positions = env_ids[once], positions[once]
     flags = view.flags(env_ids, positions)
     steps = (flags & FINAL) == 0
     env_ids, positions, flags = env_ids[steps], positions[steps], flags[steps]
@@ -111,7 +158,11 @@ def take_sample(buffer: ReplayBuffer, maximum: int = SAMPLE_ROWS) -> Sample:
     if len(positions):
         follows[1:] = (np.diff(positions) == 1) & (np.diff(env_ids) == 0)
         follows &= (flags & START) == 0
-    return Sample(env_ids, positions, follows, complete)
+    ages = (positions - span.first[env_ids]) * 8 // lengths[env_ids]
+    return Sample(
+        env_ids, positions, follows, (flags & END) != 0, ages.astype(np.uint8),
+        np.arange(len(positions)), complete, len(lengths),
+    )  # fmt: skip
 
 
 def rows_of(field: Field, together: bool = False) -> int:
@@ -128,14 +179,15 @@ def rows_of(field: Field, together: bool = False) -> int:
 
 def sample_blocks(
     buffer: ReplayBuffer, path: str, sample: Sample
-) -> Iterator[tuple[NDArray[np.bool_], Values]]:
+) -> Iterator[tuple[Ids, NDArray[np.bool_], Values]]:
     """Read a field of a sample, some MiB at a time.
 
     Rows that were overwritten since the sample was taken are left out.
 
     Yields:
-        Which rows follow the one before them, bool ``[n]`` (see `Sample.follows`), and
-        the values of the rows ``[n, components]``, bfloat16 as float32.
+        Where the rows stand in the sample, int64 ``[n]``; which of them follow the one
+        before them, bool ``[n]`` (see `Sample.follows`); and their values
+        ``[n, components]``, bfloat16 as float32.
 
     Raises:
         StaleError: All of the rows were overwritten.
@@ -154,7 +206,8 @@ def sample_blocks(
         joined = bool(left[-1])
         if len(values):
             some = True
-            yield follows[left], widen(values, field).reshape(len(values), -1)
+            at = first + np.flatnonzero(left)
+            yield at, follows[left], widen(values, field).reshape(len(values), -1)
     if not some:
         raise StaleError(
             f"All rows of {path} were overwritten while they were read. Look again, or "
@@ -172,7 +225,7 @@ def sample_values(
     """
     some = sample.at_most(rows_of(numbers_of(buffer.schema[path]), together=True))
     blocks = sample_blocks(buffer, path, some)
-    return np.concatenate([values[:, :components].copy() for _, values in blocks])
+    return np.concatenate([values[:, :components].copy() for *_, values in blocks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +266,38 @@ def histogram_of(values: Values, field: Field, bins: int = BINS) -> Histogram:
         distinct, counts = np.unique(values, return_counts=True)
         if len(distinct) <= FEW_VALUES:
             return Histogram(counts.astype(np.int64), None, distinct.astype(np.float64))
-    moments = moments_of(values)
-    edges = edges_of(moments, field, bins)
-    return Histogram(count_values(values, moments, edges), edges)
+    return bin_values([values], field, bins)[0]
+
+
+def bin_values(
+    arrays: Sequence[Values], field: Field, bins: int = BINS
+) -> list[Histogram]:
+    """Count the values of some arrays in the same bins.
+
+    Args:
+        arrays: Finite values ``[N]`` each; at least one of them is not empty.
+        field: Of the values. Whole numbers get bins of whole width in a float field
+            too: bins of 2 numbers beside bins of 3 would look like a pattern of the
+            values.
+        bins: At most so many.
+    """
+    moments = Moments()
+    for values in arrays:
+        moments = moments.merge(moments_of(values))
+    whole = max(abs(moments.min), abs(moments.max)) < MAX_WHOLE and all(
+        values.dtype.kind != "f" or bool((values == np.floor(values)).all())
+        for values in arrays
+    )
+    if whole:
+        edges = whole_edges(int(moments.min), int(moments.max), bins)
+    else:
+        edges = edges_of(moments, field, bins)
+    none = np.zeros(len(edges) - 1, np.int64)
+    counts = [
+        count_values(values, moments, edges) if len(values) else none
+        for values in arrays
+    ]
+    return [Histogram(each, edges) for each in counts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,51 +307,43 @@ class FieldFacts:
     Attributes:
         path: The field.
         varies: Values vary in length, and these are facts about their lengths.
+        unread: The values, of which nothing is known, may be NaN or infinite.
         role: The role that it, or a branch above it, plays; or ``""``.
         shape: Of one row.
         kind: Of the dtype: ``"f"``, ``"i"``, ``"u"`` or ``"b"``.
         image: How frames lie in it; None where it is no image.
         rows: Rows looked at.
         complete: These are all steps that the buffer holds.
+        num_envs: Of the buffer.
         moments: Over all finite elements.
         num_nan: NaN elements.
         constant: Components with one finite value in all rows, int64 ``[N]``.
         constant_value: Of the first of them; NaN where there is none.
-        repeats: Rows that equal the row before, in the same episode.
-        pairs: Rows that follow another one of the same episode.
         nonzero: Rows in which a finite value differs from 0.
-        at_limits: Share of the values of each component that are its lowest or
-            highest, float64 ``[components]``; 0 for switches. Of float actions only.
-        lows: float64 ``[components]``, lowest finite values; of float actions only.
-        highs: float64 ``[components]``, highest finite values; likewise.
+        spread: Of actions, and of observations that are no images; None of others, and
+            of fewer than 32 rows.
+        rewards: Of a reward; None of others.
         histograms: Of the first 8 components; of rewards and actions only.
-        top_value: The most frequent value; of integer scalars only.
-        top_share: Its share of the rows.
-        num_values: Different values; likewise.
     """
 
     path: str
     varies: bool
+    unread: bool
     role: str
     shape: tuple[int, ...]
     kind: str
     image: ImageLayout | None
     rows: int
     complete: bool
+    num_envs: int
     moments: Moments
     num_nan: int
     constant: Ids
     constant_value: float
-    repeats: int
-    pairs: int
     nonzero: int
-    at_limits: NDArray[np.float64]
-    lows: NDArray[np.float64]
-    highs: NDArray[np.float64]
+    spread: Spread | None
+    rewards: RewardFacts | None
     histograms: tuple[Histogram, ...]
-    top_value: float
-    top_share: float
-    num_values: int
 
     @property
     def num_components(self) -> int:
@@ -293,6 +367,7 @@ def measure(
     role: str,
     sample: Sample,
     image: ImageLayout | None,
+    repeats: Sequence[RowRepeats] = (),
 ) -> FieldFacts:
     """Read a field of a sample and count what the findings need.
 
@@ -302,19 +377,26 @@ def measure(
         role: The role that it plays, or ``""``.
         sample: At least one step.
         image: How frames lie in it, if it is an image.
+        repeats: Take which rows equal the row before.
     """
     varies, field = buffer.schema[path].varies, numbers_of(buffer.schema[path])
     counted = role in ("action", "reward") and image is None
     some = sample.at_most(rows_of(field, together=counted))
-    moments, num_nan, repeats, nonzero = Moments(), 0, 0, 0
-    num_rows, num_pairs = 0, 0
+    moments, num_nan, nonzero, num_rows = Moments(), 0, 0, 0
     blocks: list[Values] = []
+    num_components = math.prod(field.shape)
+    spread_rows = max(RUN_ROWS, min(FEW_ROWS, SPREAD_VALUES // max(1, num_components)))
+    spreads = image is None and role == "observation" and not varies
+    spreads &= RUN_ROWS * num_components <= 2 * SPREAD_VALUES
+    # Some rows, evenly; all of them where single values are counted.
+    every = 1 if counted else -(-len(some) // spread_rows)
+    places: list[Ids] = []
+    same, looked = np.zeros((2, len(sample)), bool)
     changing: NDArray[np.bool_] | None = None
     last: Values | None = None
     known: Values | None = None
-    for follows, values in sample_blocks(buffer, path, some):
+    for at, follows, values in sample_blocks(buffer, path, some):
         num_rows += len(values)
-        num_pairs += int(follows.sum())
         block_moments = moments_of(values)
         moments = moments.merge(block_moments)
         finite_nonzero = values != 0
@@ -328,7 +410,9 @@ def measure(
         joined = values if last is None else np.concatenate([last, values])
         differs = joined[1:] != joined[:-1]
         follows = follows[len(values) - len(differs) :]
-        repeats += int((~differs.any(axis=1) & follows).sum())
+        if repeats:
+            pairs = some.rows[at[len(values) - len(differs) :]]
+            looked[pairs], same[pairs] = follows, ~differs.any(axis=1) & follows
         if values.dtype.kind == "f":
             # A NaN differs from everything, and is no value of its own.
             known = _first_finite(values, finite, known)
@@ -338,8 +422,10 @@ def measure(
             some_change = differs.any(axis=0)
         changing = some_change if changing is None else changing | some_change
         last = values[-1:]
-        if counted:
-            blocks.append(values)
+        if counted or spreads:
+            chosen = at % every == 0
+            places.append(at[chosen])
+            blocks.append(values if every == 1 else values[chosen])
     assert changing is not None
     assert last is not None
     known = last[0] if known is None else known
@@ -347,45 +433,43 @@ def measure(
     if varies:
         # Values of one length differ all the same.
         constant = constant[:0]
-    floats = last.dtype.kind == "f"
-    none = np.zeros(0)
-    at_limits, lows, highs = none, none, none
-    if role == "action" and floats and blocks:
-        at_limits, lows, highs = _at_limits(blocks)
+    for each in repeats:
+        each.take(path, same, looked)
+    spread: Spread | None = None
+    rewards: RewardFacts | None = None
+    if blocks and not varies and role in ("action", "observation", "reward"):
+        values = np.concatenate(blocks)
+        steps = some.steps.pick(np.concatenate(places))
+        if role == "reward":
+            rewards = reward_facts(values, steps)
+        elif len(values) >= MIN_ROWS:
+            thin = 1 if len(changing) == 1 else -(-len(values) // spread_rows)
+            steps = steps.pick(slice(None, None, thin))
+            spread = spread_of(values[::thin], steps, counted=role == "action")
     histograms = tuple(
         histogram_of(np.concatenate([values[:, number] for values in blocks]), field)
         for number in range(min(HISTOGRAM_COMPONENTS, len(changing)))
-        if blocks
+        if counted
     )
-    top_value, top_share, num_values = math.nan, 0.0, 0
-    single = len(changing) == 1 and not varies
-    if blocks and role == "action" and not floats and single:
-        distinct, counts = np.unique(np.concatenate(blocks), return_counts=True)
-        top_value = float(distinct[counts.argmax()])
-        top_share, num_values = float(counts.max() / counts.sum()), len(distinct)
     return FieldFacts(
         path=path,
         varies=varies,
+        unread=varies and "float" in buffer.schema[path].dtype,
         role=role,
         shape=field.shape,
         kind=last.dtype.kind,
         image=image,
         rows=num_rows,
         complete=some.complete,
+        num_envs=sample.num_envs,
         moments=moments,
         num_nan=num_nan,
         constant=constant,
         constant_value=float(known[constant[0]]) if len(constant) else math.nan,
-        repeats=repeats,
-        pairs=num_pairs,
         nonzero=nonzero,
-        at_limits=at_limits,
-        lows=lows,
-        highs=highs,
+        spread=spread,
+        rewards=rewards,
         histograms=histograms,
-        top_value=top_value,
-        top_share=top_share,
-        num_values=num_values,
     )
 
 
@@ -404,35 +488,6 @@ def _first_finite(
     rows = 0 if finite is None else finite.argmax(axis=0)
     first: Values = values[rows, np.arange(values.shape[1])]
     return first if known is None else np.where(np.isfinite(known), known, first)
-
-
-def _at_limits(
-    blocks: list[Values],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Share of each component on its lowest or highest value, and these values.
-
-    Args:
-        blocks: Of rows ``[n, components]``; some components at a time are copied.
-    """
-    num_components = blocks[0].shape[1]
-    shares, lows, highs = (np.zeros(num_components) for _ in range(3))
-    num_rows = sum(map(len, blocks))
-    step = max(1, BLOCK_NBYTES // (blocks[0].dtype.itemsize * num_rows))
-    for first in range(0, num_components, step):
-        some = slice(first, first + step)
-        values = np.concatenate([block[:, some] for block in blocks])
-        finite = np.isfinite(values)
-        low = np.where(finite, values, np.inf).min(axis=0)
-        high = np.where(finite, values, -np.inf).max(axis=0)
-        counts = np.maximum(1, finite.sum(axis=0))
-        shares[some] = ((values == low) | (values == high)).sum(axis=0) / counts
-        # Evenly over the rows: the first ones may be of a warm-up.
-        ordered = np.sort(values[:: -(-num_rows // FEW_ROWS)], axis=0)
-        differs = (ordered[1:] != ordered[:-1]) & np.isfinite(ordered[1:])
-        num_values = 1 + differs.sum(axis=0)
-        shares[some][(num_values <= FEW_VALUES) | ~np.isfinite(low)] = 0
-        lows[some], highs[some] = low, high
-    return shares, lows, highs
 
 
 def component_name(path: str, component: int, shape: tuple[int, ...]) -> str:

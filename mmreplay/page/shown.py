@@ -166,6 +166,11 @@ class ShownBuffer:
         if buffer is not None:
             buffer.close()
 
+    @property
+    def removed(self) -> bool:
+        """Whether its folder was removed while it was shown."""
+        return isinstance(self._error, RemovedError)
+
     def version(self) -> str:
         """Return a text that changes with what the buffer holds.
 
@@ -239,7 +244,7 @@ class ShownBuffer:
             try:
                 buffer = self.buffer()
             except Refusal:
-                if last is not None and isinstance(self._error, RemovedError):
+                if last is not None and self.removed:
                     return last
                 raise
             version = version_of(buffer)
@@ -288,9 +293,8 @@ class ShownBuffer:
         try:
             buffer = self.buffer()
         except Refusal as refusal:
-            removed = isinstance(self._error, RemovedError)
             return {
-                "state": "removed" if removed else "unreadable",
+                "state": "removed" if self.removed else "unreadable",
                 "text": refusal.text,
                 "repair": shlex.join(
                     ["mmreplay", "repair", str(self.path), f"{self.path}-repaired"]

@@ -16,6 +16,9 @@ TYPES = {
 def static_files() -> dict[str, tuple[bytes, str]]:
     """Return the files of the page by name: their bytes and media types.
 
+    Lines of its own files are not indented, which browsers do without: a page that is
+    saved, or read over a slow network, is smaller by nearly a tenth.
+
     A request's name is looked up here: no part of it is ever a path.
     """
     files: dict[str, tuple[bytes, str]] = {}
@@ -29,5 +32,8 @@ def static_files() -> dict[str, tuple[bytes, str]]:
             if entry.is_dir():
                 pending.append((f"{name}/", entry))
             elif suffix in TYPES:
-                files[name] = (entry.read_bytes(), TYPES[suffix])
+                data = entry.read_bytes()
+                if not prefix:
+                    data = b"\n".join(line.lstrip() for line in data.split(b"\n"))
+                files[name] = (data, TYPES[suffix])
     return files

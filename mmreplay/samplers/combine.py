@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import is_number
-from mmreplay.errors import FormatError, SchemaError, shown
+from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import Span
 from mmreplay.samplers.base import (
     PADDED,
@@ -627,7 +627,15 @@ class RestrictedSampler(NarrowingSampler):
         Raises:
             EmptyError: There is no legal start in the part.
         """
-        return self.parts[0].draw(self.shown(view), batch_size)
+        try:
+            return self.parts[0].draw(self.shown(view), batch_size)
+        except EmptyError as error:
+            # What the sampler advises does not help against the restriction.
+            what = str(error).partition(". ")[0]
+            raise EmptyError(
+                f"{what} within {self._restriction!r}. Add steps first, or draw from "
+                "more rows."
+            ) from error
 
     def state_dict(self, priorities: bool = False) -> State:
         """Return the restriction and the state of the sampler.

@@ -222,11 +222,6 @@ class PriorityFile(PriorityColumn):
         """Refuse use in a forked child."""
         self.files.owner.check()
 
-    def release(self) -> None:
-        """Close the files; the mapped numbers can still be read."""
-        self.closed = True
-        self.files.close_in_owner()
-
     def close(self) -> None:
         """Make it durable and release it; see `PriorityColumn.close`."""
         self.closed = True
@@ -245,7 +240,7 @@ def close_columns(home: BufferIdentity) -> None:
     """
     for column in list(_open_columns):
         if column.files.home is home:
-            column.release()
+            column.close()
 
 
 def _release_in_child() -> None:

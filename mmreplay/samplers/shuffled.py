@@ -75,7 +75,7 @@ class EpochSnapshot:
                 f"sampler: its unfinished epoch is over the buffer {self.buffer} with "
                 f"{len(self.stops)} environments, got {uuid} with "
                 f"{len(view.starts.first)}. Create a sampler for each buffer, or call "
-                "restart()."
+                "restart() of the ShuffledSampler itself."
             )
         short = np.flatnonzero(view.starts.stop < self.stops)
         if len(short):
@@ -83,7 +83,8 @@ class EpochSnapshot:
             raise FormatError(
                 f"sampler: environment {env_id} ends at {view.starts.stop[env_id]}, "
                 f"but the unfinished epoch has rows up to {self.stops[env_id]}, which "
-                "are lost. Call restart() to begin another epoch."
+                "are lost. Call restart() of the ShuffledSampler itself, or make a "
+                "sampler without this state."
             )
 
     def steps_at(self, view: View, ranks: Ids) -> tuple[Ids, Ids]:

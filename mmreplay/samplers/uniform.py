@@ -146,7 +146,7 @@ class UniformSampler(Sampler):
         self._random = StepGenerator(seed)
         self._step = 0
         self._starts = _Starts(Span(np.zeros(1, np.int64), np.zeros(1, np.int64)))
-        self._alike = (0, 0), (np.empty(0), np.empty(0, np.float32))
+        self._alike = (0, 0, (np.empty(0), np.empty(0, np.float32)))
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -188,11 +188,11 @@ class UniformSampler(Sampler):
         self, batch_size: int, num_legal: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Probabilities and weights, kept: to copy both takes half of filling them."""
-        of, alike = self._alike
-        if of != (batch_size, num_legal):
+        known = self._alike
+        if known[0] != batch_size or known[1] != num_legal:
             alike = np.full(batch_size, 1.0 / num_legal), np.ones(batch_size, "f4")
-            self._alike = (batch_size, num_legal), alike
-        return alike
+            known = self._alike = (batch_size, num_legal, alike)
+        return known[2]
 
     def _pick_legal(self, view: View, num_legal: int, count: int) -> tuple[Ids, Ids]:
         """Draw rows until so many of them are legal, in one go nearly always."""

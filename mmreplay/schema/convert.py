@@ -111,9 +111,11 @@ def as_numpy(value: object, path: str) -> tuple[NDArray[np.generic], bool]:
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_array(value, f"field {path!r}") from error
     array = array_of(value, f"field {path!r}")
-    # What jax gives: ml_dtypes' bfloat16, void to numpy itself.
+    # What jax gives: ml_dtypes' floats, void to numpy itself.
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return array.view(np.uint16), True
+    if array.dtype.name.startswith("float8"):
+        return array.astype(np.float32), False
     return array, False
 
 
@@ -137,13 +139,14 @@ def array_of(value: object, name: str) -> NDArray[np.generic]:
 
 
 def on_host(tensor: Any) -> Any:
-    """A tensor on the CPU, without its gradient; bfloat16 as float32, for numpy."""
+    """A tensor on the CPU, without its gradient; floats that numpy lacks as float32."""
     # Each call that torch makes lets other threads run: none is made for nothing.
     if tensor.requires_grad:
         tensor = tensor.detach()
     if not tensor.is_cpu:
         tensor = tensor.cpu()
-    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+    narrow = str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8"))
+    return tensor.float() if narrow else tensor
 
 
 def shape_of(value: object, name: str) -> tuple[int, ...]:
@@ -154,9 +157,13 @@ def shape_of(value: object, name: str) -> tuple[int, ...]:
 
 def _no_array(value: object, name: str) -> SchemaError:
     other = ", or let the field's first axis vary" if name.startswith("field ") else ""
+    got, way_out = type(value).__name__, f"Pad ragged values{other}."
+    if hasattr(value, "detach") and not getattr(value, "is_nested", False):
+        # Sparse, quantized, or of a dtype that numpy lacks.
+        got = f"{got} of {getattr(value, 'dtype', None)}"
+        way_out = "Pass a dense tensor of another dtype, for example of float32."
     return SchemaError(
-        f"{name} must be an array of numbers, got {type(value).__name__} that makes "
-        f"none. Pad ragged values{other}."
+        f"{name} must be an array of numbers, got {got} that makes none. {way_out}"
     )
 
 
@@ -256,6 +263,9 @@ def _shape_way_out(field: Field, got: tuple[int, ...], lead: tuple[int, ...]) ->
 
 def _from_tensor(tensor: _Tensor) -> tuple[NDArray[np.generic], bool]:
     tensor = tensor.detach().cpu()
+    if str(tensor.dtype).startswith("torch.float8"):
+        # numpy has none; float32 holds each of their values.
+        tensor = cast("_Tensor", cast("Any", tensor).float())
     if str(tensor.dtype) != "torch.bfloat16":
         return tensor.numpy(), False
     # numpy has no bfloat16; where there is a tensor, torch is loaded already.

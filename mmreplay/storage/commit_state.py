@@ -493,7 +493,7 @@ class CommitReader:
         self._identity = identity
         self._heap_nbytes = heap_nbytes
         self._size = commit.record_nbytes(start.num_envs, heap_nbytes)
-        self._mapping = file.map_readonly()
+        self._mapping: mmap.mmap | bytes = file.map_readonly()
         self._num_envs = start.num_envs
         # The sequence numbers of both live slots, which lie side by side: one look at
         # them, without a checksum, tells each draw that nothing changed.
@@ -585,8 +585,10 @@ class CommitReader:
         return self._mapping[self._size * slot : self._size * (slot + 1)]
 
     def close(self) -> None:
-        """Give the file back; the mapping's few pages stay for threads that look."""
+        """Give the file and its mapping back; threads that look see what it was."""
         self._file.close()
+        # Not closed: a copy that shows one moment has the same one.
+        self._mapping = bytes(self._mapping)
 
 
 def starved(path: Path) -> StarvedError:

@@ -27,9 +27,8 @@ from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.errors import system_failure
 from mmreplay.ring import Ring, runs
-from mmreplay.schema import Schema
 from mmreplay.storage import read_ahead
-from mmreplay.storage.layout import RecordLayout, record_layout
+from mmreplay.storage.layout import RecordLayout
 from mmreplay.storage.read_ahead import SMALL_ROW_NBYTES, Pages
 from mmreplay.storage.store import Advise
 
@@ -155,11 +154,23 @@ class MappedRows:
         past, began = self._tuner.past(), perf_counter()
         if past:
             wanted = np.ascontiguousarray(rows)
-            _copies.copy_rows(self.array, self._nbytes, wanted, out)
+            # After a close no array of numpy, which says so.
+            _copies.copy_rows(self.array.view(), self._nbytes, wanted, out)
         else:
             self._copy(rows, out)
         self._tuner.note(past, (perf_counter() - began) / out.nbytes)
         return out
+
+    def unmap(self, closed: Any) -> None:
+        """Let the mapping go; a thread that is copying ends its copy.
+
+        Args:
+            closed: A `ClosedStore`, which later copies ask.
+        """
+        # First the name, never a view of memory that is not mapped any more: a SIGSEGV.
+        mapping, self.mapping, self.array = self.mapping, closed, closed
+        with suppress(BufferError):
+            mapping.close()
 
     def _copy(self, rows: NDArray[np.int64], out: Array) -> Array:
         # Without clip, take goes through a buffer; rows are in range.
@@ -289,7 +300,11 @@ Ends = NDArray[np.bool_]
 
 
 class Records:
-    """The records of every row, where they are mapped."""
+    """The records of every row, where they are mapped.
+
+    Attributes:
+        record: What a row holds.
+    """
 
     def __init__(self, ring: Ring, rows: MappedRows, record: np.dtype[np.void]) -> None:
         """Copy out of a mapping.
@@ -301,9 +316,14 @@ class Records:
         """
         self._ring, self._shape = ring, ring.shape
         self._rows = rows
+        self.record = record
         self._stride = record.itemsize
         self._dtypes = {1: record, 2: twice(record)}
         self._buffers = BufferPool()
+
+    def unmap(self, closed: Any) -> None:
+        """Let the mapping go; see `MappedRows.unmap`."""
+        self._rows = closed
 
     def take(
         self,
@@ -483,7 +503,7 @@ class ColumnLayouts:
 
     def __init__(
         self,
-        schema: Schema,
+        record: np.dtype[np.void] | None,
         wanted: Sequence[tuple[str, int, int | None]],
         summed: Sequence[tuple[str, int, np.dtype[np.generic]]] = (),
         discounted: bool = False,
@@ -491,14 +511,14 @@ class ColumnLayouts:
         """Lay out columns.
 
         Args:
-            schema: The fields of the rows.
+            record: What a row holds; see `RecordLayout`. To lay that out takes as
+                long as there are fields, and these columns may be one of them.
             wanted: Of each column its path, and which rows of C it is read from: the
                 first, and K, or None for that one alone.
             summed: Of each field that is summed its path, the first of the rows that
                 are added up, and the dtype of the sums.
             discounted: Whether there are discounts.
         """
-        record = record_layout(schema).record
         fields: Mapping[str, Any] = {} if record is None else record.fields or {}
         self._members = [
             (*fields[path][:2], start, width) for path, start, width in wanted

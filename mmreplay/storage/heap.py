@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
@@ -155,6 +156,14 @@ class FileHeap:
         done: bool = _copies.read_spans(fd, offsets, nbytes, out, missing)
         # A number that another thread gave back may be another file's by now.
         return done and self._file.fd == fd
+
+    def unmap(self) -> None:
+        """Let the mappings go; a value that is being copied is copied to its end."""
+        self._writer.unmap()
+        mapping, self._mapping, self._bytes = self._mapping, None, None
+        if mapping is not None:
+            with suppress(BufferError):
+                mapping.close()
 
     def window(self) -> tuple[mmap.mmap, int, int] | None:
         """Return the file's mapping, and which bytes may be stored into now.

@@ -32,6 +32,7 @@ from mmreplay.storage.gather import (
     ClosedStore,
     MappedRows,
     ReadRows,
+    Records,
     RowReader,
     gathered,
     records_of,
@@ -220,13 +221,14 @@ class MemmapStore:
     def _open_rows(self) -> None:
         """Make every file readable by rows."""
         ring, placement, stride = self.ring, self.placement, self.placement.stride
-        self._mappings: list[mmap.mmap] = []
+        self._mapped: list[MappedRows] = []
         self._pages: dict[str, Pages] = {}
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
-        if self.maps:
-            self._mappings.append(self._flags_file.map_readonly())
+        self._mapping = self._flags_file.map_readonly() if self.maps else None
         self._flags: FlagReader = (
-            MappedFlags(self._mappings[0]) if self.maps else ReadFlags(self._flags_file)
+            ReadFlags(self._flags_file)
+            if self._mapping is None
+            else MappedFlags(self._mapping)
         )
         if self._records_file is not None:
             self._records = self._rows_of(RECORDS, np.dtype((np.void, stride)), ())
@@ -239,8 +241,6 @@ class MemmapStore:
             self.heap = FileHeap(
                 self._files[HEAP], ring.num_envs, maps=self.maps, advise=self._advise
             )
-            if self.heap.mapping is not None:
-                self._mappings.append(self.heap.mapping)
 
     def _open_writers(self) -> None:
         """Make every file writable by rows."""
@@ -282,7 +282,7 @@ class MemmapStore:
         file, reader = self._files[name], None
         if self.maps:
             reader = MappedRows(file, dtype, shape, self._advise)
-            self._mappings.append(reader.mapping)
+            self._mapped.append(reader)
         rows: RowReader = reader or ReadRows(file, dtype, shape, self._advise)
         self._pages[name] = rows.pages
         return rows
@@ -574,11 +574,21 @@ class MemmapStore:
         # never a view of memory that is not mapped any more, which is a SIGSEGV.
         closed: Any = ClosedStore(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = closed
+        records = getattr(self, "records", None)
+        if isinstance(records, Records):
+            records.unmap(closed)
         self.records = closed
-        if self.heap is not None:
+        while self._mapped:
+            self._mapped.pop().unmap(closed)
+        if isinstance(self.heap, FileHeap):
+            self.heap.unmap()
             self.heap = closed
+        if self._writable:
+            for writer in (self._flags_writer, *self._row_writers):
+                writer.unmap()
         self._large, self._pages, self._fillers = [], {}, []
-        for mapping in self._mappings:
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):
                 mapping.close()

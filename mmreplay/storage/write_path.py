@@ -300,6 +300,15 @@ class MappedWriter:
         self._rests = self._jumps = 0
         self._new_pages_nbytes = new_pages_nbytes
 
+    def unmap(self) -> None:
+        """Let the mapping go, once the file is closed: no more is written."""
+        mapping, self.mapping = self.mapping, None
+        self._open = self._stays = False
+        self.near = self.far = 0
+        if mapping is not None:
+            with suppress(BufferError):
+                mapping.close()
+
     def only_write(self) -> None:
         """Store no step from now on: another thread may give the space of rows back."""
         self._stays = False

@@ -1,4 +1,4 @@
-"""Checks that samplers, file formats and stores of others keep mmreplay's contracts.
+"""Checks that samplers, transforms, formats and stores of others keep the contracts.
 
 Each function makes real buffers in a folder and raises `ContractError`, an
 `AssertionError`, with the rule that was broken, the values and what to do. Call them
@@ -9,7 +9,8 @@ from your own tests::
 
 or rule by rule, as in ``@pytest.mark.parametrize("rule", SAMPLER_RULES)`` with
 ``check_sampler(MySampler, tmp_path, rules=[rule])``. Neither pytest nor hypothesis is
-needed. mmreplay's own samplers, formats and engines are held to the same rules.
+needed. mmreplay's own samplers, transforms, formats and engines are held to the same
+rules.
 """
 
 from mmreplay.testing.formats import FORMAT_RULES as FORMAT_RULES
@@ -20,3 +21,5 @@ from mmreplay.testing.samplers import SAMPLER_RULES as SAMPLER_RULES
 from mmreplay.testing.samplers import check_sampler as check_sampler
 from mmreplay.testing.stores import STORE_RULES as STORE_RULES
 from mmreplay.testing.stores import check_store as check_store
+from mmreplay.testing.transforms import TRANSFORM_RULES as TRANSFORM_RULES
+from mmreplay.testing.transforms import check_transform as check_transform

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer, number
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError, called, refuse_masked, shown
+from mmreplay.nesting import meant
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
@@ -241,10 +242,12 @@ def _bound(
     for option, path in (("value", spec.value), ("bootstrap", spec.bootstrap)):
         if isinstance(path, str):
             if not outline.stored(path) or outline.fields[path].dtype == "bool":
+                way_out = "Add it to the schema, or pass a function of observations."
+                if path not in outline.fields:
+                    way_out = meant(path, outline.schema.paths, way_out)
                 raise SchemaError(
                     f"{who} {option} must be a stored field of numbers that no "
-                    f"transform changed, got {path!r}. Add it to the schema, or pass "
-                    "a function of observations."
+                    f"transform changed, got {path!r}. {way_out}"
                 )
             if outline.fields[path].shape != shape:
                 raise SchemaError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.arguments import number, one_of
 from mmreplay.errors import SchemaError, called, refuse_masked, shown
+from mmreplay.nesting import meant
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
@@ -147,12 +148,14 @@ class HER:
         if achieved not in outline.next_obs:
             raise SchemaError(
                 "HER: the achieved goal must be a leaf of the observation, got "
-                f"{achieved!r}. Name it in achieved=."
+                f"{achieved!r}. "
+                f"{meant(achieved, outline.next_obs, 'Name it in achieved=.')}"
             )
         if desired not in outline.fields or desired == achieved:
+            others = [path for path in outline.fields if path != achieved]
             raise SchemaError(
                 "HER: the desired goal must be a field of the schema, got "
-                f"{desired!r}. Name it in desired=."
+                f"{desired!r}. {meant(desired, others, 'Name it in desired=.')}"
             )
         if reward is None or reward not in outline.fields:
             raise SchemaError(
@@ -163,12 +166,13 @@ class HER:
 
 def _check_stored(path: str, outline: Outline) -> None:
     if not outline.stored(path):
-        found = "not a field"
+        found, way_out = "not a field", meant(path, outline.schema.paths)
         if path in outline.fields:
             found = f"changed by {' and '.join(outline.changed_by.get(path, ()))}"
+            way_out = "Put HER first."
         raise SchemaError(
             f"HER: {path!r} must be a stored field that no transform changed, but it "
-            f"is {found}. Put HER first."
+            f"is {found}. {way_out}"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from mmreplay.errors import SchemaError, shown
-from mmreplay.nesting import under
+from mmreplay.nesting import meant, under
 from mmreplay.schema import Field, Schema
 
 
@@ -143,9 +143,10 @@ class Outline:
                 f"{who}: {path!r} must be one of the fields {ours}: WithoutNext leaves "
                 "next observations out. Name one of them."
             )
+        otherwise = "Name one of them, or put the transform that adds it first."
         return (
-            f"{who}: {path!r} must be one of the fields {ours}. Name one of them, or "
-            "put the transform that adds it first."
+            f"{who}: {path!r} must be one of the fields {ours}. "
+            f"{meant(path, ours, otherwise)}"
         )
 
     def sources(self, paths: Iterable[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import number, one_of
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, refuse_masked, shown
+from mmreplay.nesting import meant
 from mmreplay.schema.convert import widen
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, from_chain_ends
@@ -122,15 +123,22 @@ class DiscountedReturn:
         """
         reward = outline.schema.role("reward")
         extra = () if self.discount is None else (self.discount,)
-        for path in (reward, *extra):
-            if path is None or not outline.stored(path):
+        before = "put DiscountedReturn before the transforms that change it."
+        if reward is None or not outline.stored(reward):
+            raise SchemaError(
+                "DiscountedReturn: the reward must be one stored field that no "
+                f"transform changed, got {reward!r}. Name the reward in the "
+                f"schema's roles, and {before}"
+            )
+        for path in extra:
+            if not outline.stored(path):
+                way_out = before.capitalize()
+                if path not in outline.fields:
+                    way_out = meant(path, outline.schema.paths)
                 raise SchemaError(
-                    "DiscountedReturn: the reward must be one stored field that no "
-                    f"transform changed, got {path!r}. Name the reward in the "
-                    "schema's roles, and put DiscountedReturn before the transforms "
-                    "that change it."
+                    "DiscountedReturn: discount must be a stored field that no "
+                    f"transform changed, got {path!r}. {way_out}"
                 )
-        assert reward is not None
         outline.refuse_varying((reward, *extra), "DiscountedReturn")
         if self.time_limit == "bootstrap" and outline.schema.num_agents is not None:
             raise SchemaError(

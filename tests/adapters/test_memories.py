@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -257,7 +258,7 @@ DEVICES = ["cuda:99", "no such device", "mps:77", torch.device("cuda:99")]
 """What no machine has."""
 
 
-@pytest.mark.parametrize("kind", [skrl.Memory, skrl.RandomMemory, rofunc.RandomMemory])
+@pytest.mark.parametrize("kind", [skrl.Memory, skrl.RandomMemory])
 def test_a_device_that_is_not_there_falls_back_with_a_warning(kind):
     default = kind(4).device
     absent = DEVICES if torch.cuda.is_available() else [*DEVICES, "cuda:0"]
@@ -274,6 +275,43 @@ def test_a_device_that_is_not_there_falls_back_with_a_warning(kind):
         warnings.simplefilter("error")
         for device in (None, "cpu", torch.device("cpu")):
             kind(4, device=device)
+
+
+def without_parse_device(monkeypatch, kind):
+    """The names of kind's original, as it was before 1.4."""
+    if kind.system == "skrl":
+        monkeypatch.setitem(sys.modules, "skrl", SimpleNamespace())
+    return kind
+
+
+@pytest.mark.parametrize(
+    "kind", [rofunc.Memory, rofunc.RandomMemory, skrl.Memory, skrl.RandomMemory]
+)
+def test_a_device_stays_where_the_original_parses_none(monkeypatch, tmp_path, kind):
+    kind = without_parse_device(monkeypatch, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for device in ("cuda:99", torch.device("cuda:99"), "cpu"):
+            memory = kind(4, device=device, path=tmp_path / "ring")
+            assert memory.device == torch.device(device)
+        assert kind(4).device == (
+            torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        )
+        memory = kind(4, device="cuda:99", path=tmp_path / "ring")
+    with pytest.raises(SchemaError, match=r"^device: cannot use 'cuda:99' \(.*\)\. Ma"):
+        memory.create_tensor("a", 2)
+    assert memory.get_tensor_names() == []
+    assert not (tmp_path / "ring").exists()
+    with pytest.raises(RuntimeError, match="no such device"):
+        kind(4, device="no such device")
+
+
+def test_a_loaded_skrl_that_parses_devices_falls_back(monkeypatch):
+    torch_config = SimpleNamespace(parse_device=torch.device)
+    loaded = SimpleNamespace(config=SimpleNamespace(torch=torch_config))
+    monkeypatch.setitem(sys.modules, "skrl", loaded)
+    with pytest.warns(RuntimeWarning, match="device: cannot use 'cuda:99'"):
+        assert skrl.Memory(4, device="cuda:99").device == skrl.Memory(4).device
 
 
 def test_a_memory_pickled_on_a_machine_with_another_device_is_read_on_this(tmp_path):

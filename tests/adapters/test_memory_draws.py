@@ -174,11 +174,34 @@ def test_a_memory_is_saved_each_time_it_is_full(tmp_path):
     memory.home.close()
 
 
+@pytest.mark.parametrize("kind", [rofunc.Memory, rofunc.RandomMemory])
+@pytest.mark.parametrize("word", ["np", "npz"])
+def test_both_of_rofuncs_words_write_npz(tmp_path, kind, word):
+    memory = declared(
+        kind(
+            3, 1, "cpu", export=True, export_format=word,
+            export_directory=str(tmp_path), path=tmp_path / "ring",
+        )
+    )  # fmt: skip
+    assert memory.export_format == word
+    memory.add_samples(**samples(0, 3))
+    memory.save(str(tmp_path), word)
+    files = sorted((tmp_path / "memories").iterdir())
+    assert [file.suffix for file in files] == [".npz"] * 2
+    for file in files:
+        assert np.load(file)["observations"][:, 0, 0].tolist() == [0, 1, 2]
+    memory.home.close()
+
+
 def test_an_unknown_format_is_refused_at_once(tmp_path):
     with pytest.raises(
         SchemaError, match=r"Unsupported export format 'np'\. Pass one of"
     ):
         skrl.Memory(3, export_format="np")
+    with pytest.raises(SchemaError, match=r"format 'xls'\. Pass one of .*csv, np;"):
+        rofunc.Memory(3, export_format="xls")
+    with pytest.raises(SchemaError, match=r"format 'np'\. Pass one of pt, npz, csv;"):
+        rofunc.Memory(3).load("memory.np")
     with pytest.raises(ValueError, match="Unsupported export format"):
         skrl.Memory(3).save(str(tmp_path), "xls")
     with pytest.raises(ValueError, match="Unsupported export format"):

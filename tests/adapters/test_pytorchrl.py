@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from mmreplay.adapters.pytorchrl import (
+    EREBuffer,
     MBReplayBuffer,
     PERBuffer,
     ReplayBuffer,
 )
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.adapters.pytorchrl_steps import (
+    KEYS,
     actor,
     numbers,
     slice_of,
@@ -66,6 +68,54 @@ def test_slices_are_clipped_as_pythons_are(make):
     }
     found["Observation"][:] = 0
     assert numbers(storage.data) == list(range(8))
+
+
+def test_slices_of_off_policy_storages_have_no_keys_of_none(make):
+    storage = make()
+    assert dict(storage.data) == dict(storage.get_all_buffer_data()) == {}
+    storage.insert_data_slice(slice_of(range(3)))
+    stored = set(KEYS)
+    for found in (storage.data, storage.get_all_buffer_data()):
+        assert set(found) == stored
+        assert set(pickle.loads(pickle.dumps(found))) == stored
+        assert "IntrinsicReward" not in found
+    # As pytorchrl's do, copies have all keys.
+    found = storage.get_data_slice(0, 3)
+    assert set(found) == set(storage.storage_tensors)
+    assert {key for key, value in found.items() if value is None} == set(found) - stored
+
+
+def test_slices_of_a_models_storage_have_every_key(make):
+    storage = make(MBReplayBuffer)
+    assert set(storage.data) == set(storage.storage_tensors)
+    storage.insert_data_slice(slice_of(range(3)))
+    found = storage.get_all_buffer_data()
+    assert set(found) == set(storage.storage_tensors)
+    assert found["RecurrentHiddenStates"] is None
+
+
+@pytest.mark.parametrize("kind", [MBReplayBuffer, ReplayBuffer, PERBuffer, EREBuffer])
+def test_a_tensor_put_among_the_data_gives_its_length_and_changes_no_row(make, kind):
+    storage = make(kind)
+    steps = np.full((4, 2, 1), 9.0, np.float32)
+    put = storage.insert_single_tensor_slice
+    assert put(storage.data, "Observation", steps) == 4
+    assert storage.size == 0
+    storage.insert_data_slice(slice_of(range(3), envs=2))
+    for data in (storage.data, storage.get_all_buffer_data()):
+        assert put(data, "Observation", steps) == 4
+        assert put(data, "IntrinsicReward", torch.ones(5, 2, 1)) == 5
+    assert (storage.size, storage.step) == (3, 3)
+    assert numbers(storage.data) == [0, 1, 2]
+    with pytest.raises(
+        SchemaError,
+        match=r"Reward must have the shape \[steps, 2, 1\], got \[4, 1, 1\]",
+    ):
+        put(storage.data, "Reward", steps[:, :1])
+    with pytest.raises(
+        SchemaError, match=r"shape \[steps, num_proc, \.\.\.\], got \[4\]"
+    ):
+        put(storage.data, "IntrinsicReward", np.zeros(4))
 
 
 def test_resetting_and_inserting_ones_own_rows_moves_nothing(make):

@@ -55,6 +55,10 @@ def assert_same_rows(mine, other, number):
     assert mine.max_size == other.max_size
     if number:
         assert_same(mine.get_all_buffer_data(), other.get_all_buffer_data())
+        for named in ("get_all_buffer_data", "data"):
+            keys = [getattr(storage, named) for storage in (mine, other)]
+            keys = [set(found() if callable(found) else found) for found in keys]
+            assert keys[0] == keys[1]
         # Beyond its rows pytorchrl gives zeros that nobody wrote.
         for first, stop in ((0, min(5, number)), (2, number), (4, 3)):
             theirs_ = other.get_data_slice(first, stop)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.pytorchrl import PERBuffer
+from mmreplay.adapters.pytorchrl import EREBuffer, HERBuffer, PERBuffer
 from mmreplay.adapters.pytorchrl.data import nstep_sums
 from mmreplay.errors import EmptyError, SchemaError
 from tests.adapters.pytorchrl_steps import (
@@ -58,6 +58,66 @@ def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
     expected = (6 * shares) ** -0.4
     np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
     again.close()
+
+
+@pytest.mark.parametrize("kind", [PERBuffer, EREBuffer, HERBuffer])
+def test_slices_have_the_priorities_of_their_rows(tmp_path, kind):
+    build = kind.create_factory(
+        8, alpha=0.5, epsilon=0.25, default_error=4.0, path=tmp_path / "ring"
+    )
+    storage = build("cpu", actor(), ALGORITHM, None)
+    assert "priority" not in storage.data
+    expected = {}
+    for number in range(11):
+        storage.insert_transition(transition(number, envs=2))
+        for env_id in range(2):
+            expected[number, env_id] = 4.0
+    first = storage._ring.span.first[0]
+    steps = {key: error for key, error in expected.items() if key[0] >= first}
+    for number, env_id in [(5, 0), (5, 1), (9, 0), (10, 1)]:
+        error = steps[number, env_id] = (number + env_id / 10) / 2
+        batch = {
+            "per_weights": torch.ones(1, 1), "idxs": np.array([[env_id, number]]),
+            "ck": 1,
+        }  # fmt: skip
+        storage.after_gradients(batch, {"Algorithm": {"errors": torch.tensor([error])}})
+        steps[number, env_id] += 0.25
+    rows = sorted({number for number, _ in steps})
+    found = storage.data["priority"]
+    assert found.shape == (len(rows), 2, 1)
+    oracle = [[[steps[row, env_id] ** 0.5] for env_id in range(2)] for row in rows]
+    np.testing.assert_allclose(found, oracle, rtol=1e-6)
+    copied = storage.get_data_slice(2, 6)
+    np.testing.assert_allclose(copied["priority"], oracle[2:6], rtol=1e-6)
+    np.testing.assert_allclose(
+        storage.get_all_buffer_data()["priority"], oracle, rtol=1e-6
+    )
+    # Inserted again, rows are new ones.
+    storage.insert_data_slice(copied)
+    assert storage.size == 8
+    assert (storage.data["priority"][-4:] >= 2).all()
+    (batch,) = storage.generate_batches(1, 4)
+    assert "priority" not in batch
+    storage.close()
+
+
+def test_slices_of_sequences_have_their_priorities(tmp_path):
+    build = PERBuffer.create_factory(
+        40, alpha=0.5, default_error=9.0, path=tmp_path / "ring"
+    )
+    storage = build("cpu", recurrent_actor(overlap=0), ALGORITHM, None)
+    for number in range(13):
+        storage.insert_transition(recurrent_step(number, envs=2))
+    assert (storage.data["priority"] == 3.0).all()
+    errors = torch.arange(5.0)
+    batch = {"per_weights": torch.ones(5, 1), "idxs": np.array([[1, 5]])}
+    storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    expected = np.full((13, 2, 1), 3.0)
+    expected[5:10, 1] = (0.9 * 4 + 0.1 * 2) ** 0.5
+    np.testing.assert_allclose(storage.data["priority"], expected, rtol=1e-6)
+    copied = storage.get_data_slice(4, 11)["priority"]
+    np.testing.assert_allclose(copied, expected[4:11], rtol=1e-6)
+    storage.close()
 
 
 class Watched:

@@ -273,7 +273,7 @@ def test_a_slice_that_two_threads_look_at_is_read_once():
     begun, go, calls = threading.Event(), threading.Event(), []
 
     class Storage:
-        def read(self, first, stop):
+        def sliced_rows(self, first, stop):
             calls.append((first, stop))
             begun.set()
             go.wait(30)

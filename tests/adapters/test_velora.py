@@ -173,8 +173,9 @@ def test_a_batch_of_none_is_empty_and_too_large_a_one_refused(buffer):
 
 def test_the_base_does_not_sample(tmp_path):
     base = BufferBase(4, 2, 1, 3, path=tmp_path / "base")
-    with pytest.raises(NotImplementedError, match="use ReplayBuffer"):
-        base.sample(1)
+    for arguments, named in (((), {}), ((1,), {}), ((), {"batch_size": 1})):
+        with pytest.raises(NotImplementedError, match="use ReplayBuffer"):
+            base.sample(*arguments, **named)
     base.close()
 
 

@@ -325,3 +325,107 @@ def test_nobody_knows_where_rows_end_whose_agents_were_not_described(tmp_path):
         SourceError, match=r"each row must have one.*got ends of 2 agents"
     ):
         mr.load(tmp_path / "a.npz", tmp_path / "b")
+
+
+NAMES = ("walker_2", "walker_10", "adversary")
+
+
+def by_agent(values, axis=-1):
+    """Values of agents as a dict, in an order that is not that of the axes."""
+    parts = np.moveaxis(np.asarray(values), axis, 0)
+    return {name: parts[NAMES.index(name)] for name in sorted(NAMES)}
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("way", ["add", "extend"])
+def test_ends_by_the_names_of_agents_are_stored_as_their_arrays_are(rng, num_envs, way):
+    made = steps(rng, 20, num_envs)
+    options = {"engine": "memory", "autoreset": "disabled"}
+    one = mr.ReplayBuffer.create(None, schema_of(), 30, num_envs, **options)
+    other = mr.ReplayBuffer.create(None, schema_of(), 30, num_envs, **options)
+    named = ("reward", *ENDS)
+    if way == "extend":
+        one.extend(made)
+        # The first dict says the order.
+        first = {name: dict(by_agent(made[name])) for name in named}
+        first["reward"] = {name: first["reward"][name] for name in NAMES}
+        other.extend(made | first)
+    else:
+        for t in range(20):
+            step = {name: column[t] for name, column in made.items()}
+            if num_envs == 1:
+                step = {name: column[0] for name, column in step.items()}
+            one.add(step)
+            dicts = {name: by_agent(step[name]) for name in named}
+            if not t:
+                dicts["reward"] = {name: dicts["reward"][name] for name in NAMES}
+            other.add({**step, **dicts})
+    found, expected = other.gather_all().fields, one.gather_all().fields
+    for name in made:
+        assert np.array_equal(found[name], expected[name]), name
+
+
+def test_agents_have_the_order_of_the_fields_that_bear_their_names(rng):
+    observations = {name: mr.Field((), "float32") for name in NAMES}
+    schema = mr.Schema(
+        {"observation": observations, **dict.fromkeys(ENDS, mr.Field((3,), "bool"))}
+    )
+    buffer = mr.ReplayBuffer.create(None, schema, 10, engine="memory")
+    ends = {name: name == "walker_10" for name in sorted(NAMES)}
+    no = dict.fromkeys(sorted(NAMES), False)
+    buffer.add(observation=dict.fromkeys(NAMES, 1.0), terminated=ends, truncated=no)
+    assert buffer.get_field("terminated", 0, 0).tolist() == [False, True, False]
+
+
+def test_all_of_rllibs_agents_end_by_one_name():
+    buffer = mr.ReplayBuffer.create(None, schema_of(), 10, engine="memory")
+    no = dict.fromkeys(NAMES, False)
+    step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": no}
+    buffer.add(**step, terminated={**no, "__all__": False})
+    buffer.add(**step, terminated={**no, "__all__": True})
+    assert buffer.get_field("terminated", 0, [0, 1]).tolist() == [
+        [False] * 3,
+        [True] * 3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (dict.fromkeys(NAMES[:2], False), r"each of 3 agents, \['adversary', .*got \["),
+        (
+            {"a": 1, "b": 0, "c": 1},
+            r"'walker_2'\], got \['a', 'b', 'c'\]\. Pass a value",
+        ),
+        (
+            {NAMES[0]: [0, 1], NAMES[1]: 0, NAMES[2]: 0},
+            r"one shape for all agents, got",
+        ),
+    ],
+)
+def test_dicts_of_other_agents_are_refused_and_nothing_is_stored(ends, told):
+    buffer = mr.ReplayBuffer.create(None, schema_of(), 10, engine="memory")
+    no = dict.fromkeys(NAMES, False)
+    step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": no}
+    buffer.add(**step, terminated=no)
+    with pytest.raises(SchemaError, match=f"field 'terminated' must have .*{told}"):
+        buffer.add(**step, terminated=ends)
+    assert len(buffer.sizes) == 1
+    assert int(buffer.heads[0]) == 1
+
+
+def test_a_first_dict_of_too_few_agents_names_nobody():
+    buffer = mr.ReplayBuffer.create(None, schema_of(), 10, engine="memory")
+    step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": [False] * 3}
+    with pytest.raises(SchemaError, match=r"for each of 3 agents, got \['a'\]\. Pass"):
+        buffer.add(**step, terminated={"a": True})
+    buffer.add(**step, terminated=dict.fromkeys(NAMES, False))
+
+
+def test_a_dict_for_an_end_of_one_bool_is_refused_with_what_stores_it():
+    buffer = mr.ReplayBuffer.create(None, schema_of(agents=0), 10, engine="memory")
+    step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": False}
+    told = r"'terminated' must be one bool a step, got a dict .*Field\(\(num_agents,\)"
+    with pytest.raises(SchemaError, match=told):
+        buffer.add(**step, terminated=dict.fromkeys(NAMES, False))
+    assert len(buffer) == 0

@@ -205,7 +205,7 @@ EXTENDS = {
             "field 'observation'",
             "must have shape [T, 2,",
             "got [2, 2]",
-            "add takes one",
+            "That is one step: pass it to add.",
         ),
     ),
     "fields of different lengths": (
@@ -350,3 +350,42 @@ def test_a_bad_call_is_refused_and_changes_nothing(twin, name):
     assert_same(before, snapshot(twin.buffer))
     twin.add(["", "t"])
     twin.check()
+
+
+@pytest.mark.parametrize("call", ["add", "extend"])
+@pytest.mark.parametrize("count", [2, 5])
+def test_fields_by_position_are_refused_with_how_to_pass_them(twin, call, count):
+    before = snapshot(twin.buffer)
+    told = (
+        rf"^{call} takes the fields by name, got {count} positional arguments\. Pass "
+        rf"one mapping by path, or for example {call}\(observation=\.\.\., action="
+    )
+    with pytest.raises(SchemaError, match=told):
+        getattr(twin.buffer, call)(*list(STEP.values())[:count])
+    with pytest.raises(SchemaError, match="by name, got 2 positional arguments"):
+        getattr(twin.buffer, call)(STEP, STEP["action"])
+    assert_same(before, snapshot(twin.buffer))
+
+
+def test_a_step_given_to_extend_is_sent_to_add(twin):
+    before = snapshot(twin.buffer)
+    told = (
+        r"must have shape \[T, 2, 2\], got \[2, 2\]\. That is one step: pass it to add"
+    )
+    with pytest.raises(SchemaError, match=told):
+        twin.buffer.extend(STEP)
+    told = r"keywords, got list\. Pass each step to add, or stack them by field for"
+    with pytest.raises(SchemaError, match=told):
+        twin.buffer.extend([STEP, STEP])
+    assert_same(before, snapshot(twin.buffer))
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_a_step_of_one_environment_given_to_extend_is_sent_to_add(shape):
+    fields = {"a": mr.Field(shape, "float32"), "mission": mr.Field.text(9)}
+    buffer = mr.ReplayBuffer.create(
+        None, mr.Schema(fields), 9, heap_bytes=4096, engine="memory"
+    )
+    with pytest.raises(SchemaError, match=r"That is one step: pass it to add\.$"):
+        buffer.extend(a=np.zeros(shape, np.float32), mission="go")
+    assert len(buffer) == 0

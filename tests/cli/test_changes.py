@@ -256,9 +256,8 @@ def test_plot_without_matplotlib_says_what_to_install(cli, path, png, monkeypatc
     assert "pip install 'mmreplay[plot]'" in err
 
 
-@pytest.mark.parametrize("name", ["out.pdf", "none/out.png"])
-def test_plot_to_an_impossible_path_is_refused(cli, path, png, name):
-    code, _, err = cli("plot", path, "-o", png.parent / name)
+def test_plot_to_a_file_that_is_no_png_is_refused(cli, path, png):
+    code, _, err = cli("plot", path, "-o", png.parent / "out.pdf")
     assert code == 2
     assert "--output must be" in err
 

@@ -205,3 +205,29 @@ def test_a_panel_without_returns_says_why(tmp_path, field, why):
         figure = plot.draw(figures.Figure, b, table, [None, None])
     shown = {text.get_text() for text in figure.axes[0].texts}
     assert shown == {why}
+
+
+def test_missing_folders_are_made_as_convert_makes_them(cli, path, tmp_path):
+    places = [tmp_path / "a" / "b" / "x.png", tmp_path / "c" / "d" / "x.npz"]
+    assert cli("plot", path, "--output", places[0])[0] == 0
+    assert cli("convert", path, places[1])[0] == 0
+    for place in places:
+        assert place.is_file()
+
+
+@pytest.mark.parametrize(
+    ("inside", "told"), [("", "is a folder"), ("x.png", "is no folder")]
+)
+def test_a_place_that_takes_no_file_is_refused_before_reading(
+    cli, path, tmp_path, inside, told
+):
+    taken = tmp_path / "taken.png"
+    if inside:
+        taken.write_text("")
+    else:
+        taken.mkdir()
+    code, _, err = cli("plot", path, "--output", taken / inside)
+    assert code == 2
+    assert (
+        f"--output must be a file to make, got {taken / inside}: {taken} {told}" in err
+    )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.errors import SchemaError
 from tests.convert.support import every_kind, same_rows
 
 
@@ -32,6 +33,63 @@ def test_formats_can_be_named(cli, source, tmp_path):
     back = tmp_path / "runs.v2"
     assert cli(tmp_path / "a.bin", back, "--from", "npz", "--to", "buffer")[0] == 0
     assert mr.ReplayBuffer.open(back).num_envs == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("a.npz", "csv"), ("a.bin", "npz"), ("a.pt", "npz"), ("a.parquet", "buffer"),
+        ("a.npz.bak", "npz"),
+    ],
+)  # fmt: skip
+def test_a_suffix_of_another_format_is_reported(cli, source, tmp_path, name, written):
+    told = (
+        f"note: {name} does not end as {written} does: name the format with "
+        f"format='{written}' (--from {written}) to read it\n"
+    )
+    arguments = (source, tmp_path / name, "--to", written, "--fields", "single/int8")
+    assert told in cli(*arguments, "--dry-run")[1]
+    assert told in cli(*arguments)[1]
+    target, only = tmp_path / f"by_{name}", ["single/int8"]
+    report = mr.export(source, target, format=written, fields=only)
+    assert any(each.startswith(f"by_{name} does not end as") for each in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("A.NPZ", "npz"), ("a.csv.gz", "csv"), ("a", "npz"), ("v1.2", "buffer")],
+)
+def test_a_suffix_that_fits_or_says_nothing_is_not_reported(
+    cli, source, tmp_path, name, written
+):
+    out = cli(source, tmp_path / name, "--to", written, "--fields", "single/int8")[1]
+    assert "48 rows" in out
+    assert "does not end as" not in out
+
+
+def test_unknown_formats_get_the_name_that_is_near(cli, source, tmp_path):
+    assert (
+        "got 'npx'. Did you mean 'npz'?"
+        in cli(source, tmp_path / "a", "--to", "npx")[2]
+    )
+    told = cli(source, tmp_path / "a", "--from", "parket")[2]
+    assert "got 'parket'. Did you mean 'parquet'?" in told
+    assert "Did you mean '.npz'?" in cli(source, tmp_path / "a.npx")[2]
+    told = cli(source, tmp_path / "a", "--to", "qqq")[2]
+    assert "got 'qqq'. Install the package that adds it" in told
+    assert "Name the format with format= (--to)." in cli(source, tmp_path / "a.qqq")[2]
+
+
+@pytest.mark.parametrize("name", ["found", "description", "path"])
+def test_options_with_names_of_our_own_arguments_are_refused_as_unknown(
+    source, tmp_path, name
+):
+    told = f"option {name!r} is unknown to 'npz' as a"
+    with pytest.raises(SchemaError, match=told):
+        mr.export(source, tmp_path / "a.npz", **{name: 1})
+    mr.export(source, tmp_path / "b.npz")
+    with pytest.raises(SchemaError, match=told):
+        mr.load(tmp_path / "b.npz", tmp_path / "b", **{name: 1})
 
 
 def test_fields_environments_and_capacity_are_chosen(cli, source, tmp_path):

@@ -112,6 +112,30 @@ def test_a_counter_that_writes_is_known_to_those_who_wait_for_a_writer(tmp_path)
         thread.join()
 
 
+def test_a_learner_that_asks_until_it_may_draw_is_waited_for(tmp_path):
+    """The writer's patience ends while the learner asks for more than there is."""
+    asked, may_end = threading.Event(), threading.Event()
+
+    def poll():
+        while not (may_end.is_set() and learner.limit.allows_sample(8)):
+            learner.limit.allows_sample(1_000)
+            asked.set()
+        learner.sample(8)
+
+    with (
+        create(tmp_path / "b", rate_limiter(timeout=0.3)) as buffer,
+        reader(tmp_path / "b", counter()) as learner,
+    ):
+        thread = threading.Thread(target=poll)
+        thread.start()
+        asked.wait()
+        with pytest.raises(StarvedError, match=r"0\.3 s have passed"):
+            add(buffer, 1_000)
+        may_end.set()
+        thread.join()
+        add(buffer, 2)
+
+
 def test_without_arguments_everything_is_allowed_and_counted(tmp_path):
     with create(tmp_path / "b", mr.RateCounter()) as buffer:
         assert not buffer.limit.allows_sample()

@@ -1,5 +1,7 @@
 """Each answer of the page equals what numpy makes of the buffer's rows."""
 
+import cProfile
+import itertools
 import json
 import math
 import shutil
@@ -182,6 +184,45 @@ def test_the_histogram_of_episodes_counts_each_once(ask, path):
         histogram = ask(path).json("episodes", f"hist={measure}")["histogram"]
         assert sum(histogram["counts"]) == 20
         assert len(histogram["edges"]) == len(histogram["counts"]) + 1
+
+
+@pytest.mark.parametrize("span", [1, 13, 48, 121, 1000])
+def test_each_bin_of_whole_returns_holds_as_many_numbers(ask, tmp_path, span):
+    # Episodes of one step, whose returns are whole numbers in a float field; and the
+    # same numbers as rewards.
+    returns = np.arange(-3, span - 3)
+    fields = {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
+    for name, rewards in (("a", returns), ("b", returns[::-1])):
+        with mr.ReplayBuffer.create(tmp_path / name, mr.Schema(fields), 1000) as buffer:
+            rewards = rewards.astype(np.float32)
+            buffer.extend(reward=rewards, terminated=np.ones(span, bool))
+    client = ask(tmp_path / "a", tmp_path / "b")
+    compared = client.json("compare", "c=1")["histograms"]
+    found = [
+        client.json("episodes", "hist=return")["histogram"],
+        client.json("overview")["histograms"]["reward"]["components"][0],
+        *(
+            {**each, "counts": each["counts"][0]}
+            for each in compared
+            if each["name"] in ("return", "reward")
+        ),
+    ]
+    assert len(found) == 4
+    for histogram in found:
+        if "values" in histogram:
+            assert histogram["values"] == returns.tolist()
+            continue
+        edges, counts = histogram["edges"], histogram["counts"]
+        # The ticks at whole numbers stand over the middle of bins of one.
+        assert {edge % 1 for edge in edges} == {0.5}
+        assert edges[0] == -3.5
+        expected = [
+            sum(low < value < high for value in returns.tolist())
+            for low, high in itertools.pairwise(edges)
+        ]
+        assert counts == expected
+        assert len(set(counts[:-1])) <= 1
+        assert counts[-1] <= counts[0]
 
 
 def test_an_episode_is_found_by_any_of_its_positions(ask, path, stored):
@@ -716,3 +757,23 @@ def test_ten_thousand_action_components(ask, tmp_path, rng):
     )
     assert (head["components"], head["all"]) == (10, 10_000)
     assert len(client.json("values", "env=0&first=0&count=2")["values"]) == 1
+
+
+def test_the_cost_of_many_fields_is_linear(ask, tmp_path):
+    def calls(count, name, query=""):
+        fields = {f"f{i}": mr.Field((), "float32") for i in range(count)}
+        path = tmp_path / f"{count}"
+        if not path.exists():
+            with mr.ReplayBuffer.create(path, mr.Schema(fields), 100) as buffer:
+                for _ in range(2):
+                    buffer.add(dict.fromkeys(fields, 1.0))
+        client, profile = ask(path), cProfile.Profile()
+        client.json(name, query)  # once for what is made at the first request
+        client = ask(path)
+        profile.runcall(client.json, name, query)
+        return sum(each.callcount for each in profile.getstats())
+
+    # Calls, not seconds: four times as many fields take less than five times as many.
+    requests = {"overview": "", "episode": "env=0&at=0", "values": "env=0&first=0"}
+    for name, query in requests.items():
+        assert calls(800, name, query) < 5 * calls(200, name, query), name

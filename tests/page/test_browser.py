@@ -309,6 +309,19 @@ def test_the_page_grows_with_its_buffer(tab, serve, tmp_path, rng):
             "return document.querySelector('[data-fact=steps]')?.textContent"
             ".startsWith('120')"
         )
+        # What the mouse points at is said through redraws.
+        x, y, *_ = tab.center("#returns .u-over")
+        tab.mouse("mouseMoved", x, y, 0)
+        tip = (
+            "const tip = document.querySelector('#returns .tip');"
+            "return tip && !tip.hidden && tip.textContent"
+        )
+        assert tab.wait(tip).startswith("return ")
+        chart = tab.run("return (window.before = document.querySelector('.uplot'))")
+        assert chart is not None
+        writer.extend(steps, final_observation=steps["observation"])
+        tab.wait("return document.querySelector('.uplot') && !before.isConnected")
+        assert tab.wait(tip).startswith("return ")
     tab.wait(
         "return document.getElementById('state').textContent === 'Not being written'"
     )
@@ -513,13 +526,27 @@ def test_a_step_is_seen_soon_after_it_was_added(tab, serve, tmp_path, rng):
             tab.wait(f"{fact}.startsWith('{60 + added}')")
             # The page promises a second; a busy machine may take longer.
             assert time.monotonic() - begin < 2
-        tab.wait("return document.querySelector('#rewards .note').textContent === "
-                 "'63 steps'")  # fmt: skip
+        tab.wait(
+            "return mmr.app.overview(mmr.app.id, true).then(each => each.steps === 63)"
+        )
+    # One number of steps is on the screen, that of the figure.
+    assert tab.text("#rewards .note") == "all steps"
+    assert "Looked at: all steps." in tab.run(
+        "return document.querySelector('main').textContent"
+    )
     assert tab.errors() == []
 
 
 def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
     tab.open(serve(path))
+    tab.go("e=0:40&t=3")
+    drawn = (
+        "return document.querySelectorAll('.curve .uplot').length === 3 && "
+        "mmr.app.player.curves().every((c) => c.data()) && "
+        "mmr.app.player.shown() === 3 && document.querySelector('.now').innerText"
+    )
+    values = tab.wait(drawn)
+    tab.go("overview")
     shutil.rmtree(path)
     tab.wait("return document.getElementById('state').textContent === 'Removed'")
     words = "The folder was removed; what is shown is the last state."
@@ -530,7 +557,24 @@ def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
     assert tab.text("#state") == "Removed"
     tab.go("episodes")
     assert tab.text("#banner") == words
+    # The table was not looked at before; it is sorted and filtered as ever.
+    tab.wait("return document.querySelectorAll('.erow').length > 10")
+    tab.run("document.querySelector('[data-sort=return]').click()")
+    texts = tab.wait(
+        "const texts = [...document.querySelectorAll('.erow')].map((e) => "
+        "e.children[3].textContent); const values = texts.map(Number);"
+        "return values.every((v, i) => !i || v <= values[i - 1]) && texts"
+    )
+    assert len(texts) > 10
+    tab.go("e=0:40&t=3")
+    assert tab.text("#banner") == words
+    assert tab.wait(drawn) == values
+    # Of what was not looked at nothing is left, and the page says so.
+    tab.go("e=1:200")
+    assert tab.text("#banner") == "The folder was removed."
+    assert "Its folder was removed before this was read." in tab.text("main")
     tab.go("overview")
+    assert tab.text("#banner") == words
     assert tab.text('[data-fact="steps"]').startswith("600")
 
 
@@ -630,10 +674,36 @@ def test_one_buffer_is_named_without_a_choice(tab, serve, path):
 
 def test_time_stamps_have_all_their_digits(tab, serve, path):
     tab.open(serve(path))
-    numbers_ = tab.run("return [1700000001, 1.7e15, 3e16, 12345678.4].map(mmr.number)")
+    numbers_ = tab.run(
+        "return [1700000001, 1.7e15, 3e16, 12345678.4, 1700000016.03, -1e7 - 0.25]"
+        ".map(mmr.number)"
+    )
     assert numbers_ == [
-        "1,700,000,001", "1,700,000,000,000,000", "3.00e+16", "12,345,678",
+        "1,700,000,001", "1,700,000,000,000,000", "3.00e+16", "12,345,678.4",
+        "1,700,000,016.03", "-10,000,000.25",
     ]  # fmt: skip
+    assert tab.run('return mmr.plus("1700000016.0", 0.03)') == "1,700,000,016.03"
+
+
+def test_rows_stand_beside_rows_and_steps_beside_steps(tab, serve, tmp_path, rng):
+    path = make_buffer(tmp_path / "finals", rng, count=300, capacity=400)
+    tab.open(serve(path))
+    # 20 episodes have a final row each.
+    note = tab.text('[data-fact="steps"] small')
+    assert tab.text('[data-fact="steps"]').startswith("600")
+    assert note == "620 of 800 rows, 78 % full"
+
+
+def test_bytes_of_a_text_are_those_of_its_values_and_references(tab, serve, tmp_path):
+    fields = {"note": mr.Field.text(100), "reward": mr.Field((), "float32")}
+    with mr.ReplayBuffer.create(
+        tmp_path / "a", mr.Schema(fields), 10, heap_bytes=4096, autoreset="disabled"
+    ) as buffer:
+        for number in range(4):
+            buffer.add(note="x" * 10 * number, reward=1.0)
+    tab.open(serve(tmp_path / "a"))
+    assert tab.texts("#fields tbody tr:first-child > *")[6] == str(16 + 15)
+    assert tab.text("#fields .note") == "35 B a row, mean of the values looked at"
 
 
 def test_two_pages_on_two_ports(tab, serve, path, tmp_path, rng):
@@ -1117,4 +1187,90 @@ def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):
     tab.wait(
         f"return document.querySelector('.time').textContent.startsWith('{step} ')"
     )
+    assert tab.errors() == []
+
+
+BOXES = """
+const box = (e) => {
+  const { left, right, top, bottom } = e.getBoundingClientRect();
+  return [left, right, top, bottom];
+};
+const seen = (selector) =>
+  [...document.querySelectorAll(selector)].filter((e) => e.checkVisibility());
+const boxes = (selector) => seen(selector).map(box);
+return {
+  scroll: document.documentElement.scrollWidth,
+  bar: boxes('.bar > :not(nav, .grow), .bar nav a'),
+  lists: seen('.list').map((e) => e.scrollWidth - e.clientWidth),
+  rows: boxes('.ehead, .ehead > *'),
+  facts: boxes('.facts, .facts > div'),
+  cards: boxes('main > :not(.title), .wide-grid > :not(.title)'),
+  small: boxes('a, button, input, select, summary').filter(
+    ([left, right, top, bottom]) =>
+      right > left && (right - left < 24 || bottom - top < 24),
+  ),
+};
+"""
+
+
+def ends_of_rows(boxes):
+    """Right edges of the last boxes of each row, from left and top."""
+    rows = {}
+    for _, right, top, _ in boxes:
+        rows[round(top)] = max(right, rows.get(round(top), 0))
+    return rows.values()
+
+
+def test_each_width_shows_all_of_the_page_without_holes(tab, serve, tmp_path):
+    rng = np.random.default_rng(0)
+
+    def without_actions(path):
+        fields = dict(schema().fields)
+        fields.pop("action")
+        steps = healthy_steps(rng, 60, 2)
+        steps.pop("action")
+        with mr.ReplayBuffer.create(
+            path, mr.Schema(fields), 100, 2, autoreset="disabled"
+        ) as buffer:
+            buffer.extend(steps, final_observation=steps["observation"])
+        return path
+
+    long_name = "a-camera-without-actions-and-with-a-long-name"
+    url = serve(*(without_actions(tmp_path / name) for name in (long_name, "other")))
+    screens = ("overview", "episodes", "e=0:40", "draws", "compare&c=1")
+    for width in (390, 641, 700, 768, 860, 900, 1000, 1440):
+        tab.open(url, width=width, theme="dark" if width % 100 else "light")
+        for screen in screens:
+            tab.go(screen)
+            # The pill is as wide as it is over a fast writer.
+            tab.run(
+                "const [word, speed] = document.querySelector('#state span').children;"
+                "[word.textContent, speed.textContent] = ['Live', ', 12,300 steps/s']"
+            )
+            if screen == "episodes":
+                tab.wait("return document.querySelectorAll('.erow').length > 3")
+            if screen == "compare&c=1":
+                tab.wait("return document.querySelectorAll('.wide-grid .uplot').length")
+            places = tab.run(BOXES)
+            where = (screen, width)
+            assert places["scroll"] == width, where
+            margin = 12 if width <= 640 else 24
+            for left, right, top, bottom in places["bar"]:
+                assert margin <= left < right <= width - margin, where
+                assert 0 <= top < bottom <= 100, where
+            assert all(over == 0 for over in places["lists"]), where
+            if places["rows"]:
+                whole, *columns = places["rows"]
+                assert max(right for _, right, _, _ in columns) <= whole[1] + 0.5, where
+            if places["facts"]:
+                whole, *facts = places["facts"]
+                for end in ends_of_rows(facts):
+                    assert end == pytest.approx(whole[1], abs=2), where
+            for end in ends_of_rows(places["cards"]):
+                wanted = min(width, 1440) - margin
+                assert screen.startswith("e=") or end == pytest.approx(wanted, abs=1), (
+                    where,
+                )
+            if width == 390:
+                assert places["small"] == [], where
     assert tab.errors() == []

@@ -782,3 +782,102 @@ def test_an_episode_without_an_end_grows(tab, serve, tmp_path, rng):
         tab.key("End")
         tab.wait("return mmr.app.player.shown() === 199")
     assert tab.errors() == []
+
+
+DRAWN = """
+const plot = document.querySelector(`[data-curve="${arguments[0]}"] .uplot`);
+const canvas = plot.querySelector('canvas');
+const [whole, over] = [canvas, plot.querySelector('.u-over')].map((e) =>
+  e.getBoundingClientRect());
+const ratio = canvas.width / whole.width;
+const [left, top, width, height] = [over.left - whole.left, over.top - whole.top,
+  over.width, over.height].map((each) => Math.round(each * ratio));
+const { data } = canvas.getContext('2d').getImageData(left, top, width, height);
+const rows = [];
+for (let y = 0; y < height; y++) {
+  const row = [];
+  for (let x = 0; x < width; x++) {
+    const [r, g, b, a] = data.subarray(4 * (y * width + x));
+    row.push(a > 20 && Math.max(r, g, b) - Math.min(r, g, b) > 20 ? 1 : 0);
+  }
+  rows.push(row);
+}
+return rows;
+"""
+"""Which pixels of a chart have a colour: axes and grid are grey."""
+
+
+def test_curves_show_each_step_whole_and_nothing_else(tab, serve, tmp_path):
+    count, long = 12, 20_000
+    fields = {
+        name: mr.Field((), dtype)
+        for name, dtype in (
+            ("action", "int64"), ("reward", "float32"), ("terminated", "bool"),
+            ("value", "float32"), ("advantage", "float32"),
+        )
+    }  # fmt: skip
+    actions = np.zeros(count + long, np.int64)
+    actions[count - 1], actions[count + long // 2 :] = 3, 3
+    ends = np.zeros(count + long, bool)
+    ends[[count - 1, -1]] = True
+    rewards = np.zeros(count + long, np.float32)
+    rewards[[0, count - 1]] = 1.0
+    steps = {"action": actions, "reward": rewards, "terminated": ends}
+    steps["value"] = np.where(np.arange(count + long) % 2 == 0, 1.0, np.nan)
+    steps["advantage"] = np.linspace(0, 1, count + long)
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 1 << 15) as buffer:
+        buffer.extend({name: steps[name].astype(fields[name].dtype) for name in fields})
+    url = serve(tmp_path / "a")
+    tab.open(url, "e=0:0&t=5")
+    curves_drawn(tab, 4)
+
+    def heights(left, right):
+        """Rows with a colour in a part of the action's columns, each as a share."""
+        drawn = np.array(tab.run(DRAWN, "action"), bool)
+        width = drawn.shape[1]
+        part = drawn[:, round(left * width) : round(right * width)]
+        rows = np.flatnonzero(part.any(axis=1))
+        assert len(rows), "no step is seen"
+        # A line, all along, and nothing beside it.
+        assert rows[-1] - rows[0] < 4
+        assert part.any(axis=0).all()
+        return rows.mean() / len(drawn)
+
+    shown = [heights((i + 0.1) / count, (i + 0.9) / count) for i in range(count)]
+    assert np.ptp(shown[:-1]) < 0.05
+    # The last one, which is the only one with another action, is as wide as the others.
+    assert shown[-1] < shown[0] - 0.5
+    # Values between gaps are points.
+    assert np.array(tab.run(DRAWN, "value"), bool).any(axis=0).sum() >= 3 * count // 2
+    # Rewards of the first and of the last step stand over the ends of the slider's way.
+    first, last = tab.run(
+        "const canvas = document.querySelector('.scrub canvas');"
+        "const [{left, width}, slider] = [canvas, document.getElementById('step')]"
+        ".map((e) => e.getBoundingClientRect());"
+        "const {data} = canvas.getContext('2d').getImageData(0, 2, canvas.width, 1);"
+        "const drawn = [...Array(canvas.width).keys()].filter((x) => data[4 * x + 3]);"
+        "return [drawn[0], drawn.at(-1)].map((x) => "
+        "  left + (x + 0.5) * width / canvas.width - slider.left);"
+    )
+    thumb = 16
+    width = tab.run("return document.getElementById('step').clientWidth")
+    assert first == pytest.approx(thumb / 2, abs=1.5)
+    assert last == pytest.approx(width - thumb / 2, abs=1.5)
+    # Fields that share a colour have two in one chart.
+    assert tab.run("return mmr.slot('value') === mmr.slot('advantage')")
+    tab.run(
+        "const s = document.querySelector('select[data-group=advantage]');"
+        "s.value = 'value'; s.dispatchEvent(new Event('change'))"
+    )
+    curves_drawn(tab, 3)
+    colours = tab.run(
+        'return [...document.querySelectorAll(\'[data-curve="value + advantage"] '
+        ".legend .swatch')].map((e) => getComputedStyle(e).borderTopColor)"
+    )
+    assert len(set(colours)) == 2
+    # Of many steps, what does not change is seen, too.
+    tab.go(f"e=0:{count}")
+    curves_drawn(tab, 3)
+    assert not tab.run(DATA, "action")["plain"]
+    assert heights(0.01, 0.49) - heights(0.51, 0.99) > 0.5
+    assert tab.errors() == []

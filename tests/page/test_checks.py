@@ -96,16 +96,19 @@ def test_every_reward_is_0(ask, tmp_path, rng):
     assert "None of 600 rewards differs from 0." in finding_of["rewards"]["text"]
 
 
-def test_every_reward_is_the_same(ask, tmp_path, rng):
+@pytest.mark.parametrize("value", [-1, 1])
+def test_rewards_that_are_all_the_same_are_fine(ask, tmp_path, rng, value):
     path = make_buffer(
-        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(-1)
+        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(value)
     )
-    finding_of = findings(ask(path))["rewards"]
-    assert (finding_of["level"], finding_of["title"]) == (
-        "look",
-        "Every reward is the same",
+    client = ask(path)
+    assert findings(client) == {}
+    [found] = [c for c in client.json("overview")["checks"] if c["id"] == "rewards"]
+    assert found["title"] == f"Every reward is {value}"
+    assert found["text"] == (
+        "A return says how long the episode is. Looked at: all steps and each of "
+        "2 environments."
     )
-    assert "All are -1." in finding_of["text"]
 
 
 def test_every_finite_reward_is_the_same(ask, tmp_path, rng):
@@ -113,10 +116,11 @@ def test_every_finite_reward_is_the_same(ask, tmp_path, rng):
         steps["reward"][:] = 5
         steps["reward"][7, 1] = np.nan
 
-    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*finding_of] == ["not finite", "rewards"]
-    assert finding_of["rewards"]["title"] == "Every reward is the same"
-    assert finding_of["rewards"]["text"].startswith("All finite ones are 5.")
+    client = ask(make_buffer(tmp_path / "a", rng, change=change))
+    assert [*findings(client)] == ["not finite"]
+    [found] = [c for c in client.json("overview")["checks"] if c["id"] == "rewards"]
+    assert found["title"] == "Every reward is 5"
+    assert found["text"].startswith("Of those that are finite; a return says ")
 
 
 def test_rewards_are_rare(ask, tmp_path, rng):
@@ -326,16 +330,17 @@ def test_no_episode_has_ended(ask, tmp_path, rng):
     assert finding_of["ends"]["title"] == "No episode has ended yet"
 
 
-def test_all_episodes_are_truncated(ask, tmp_path, rng):
+def test_episodes_that_are_all_truncated_are_fine(ask, tmp_path, rng):
     def change(steps):
         steps["truncated"] |= steps["terminated"]
         steps["terminated"][:] = False
 
-    finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
-    assert [*finding_of] == ["ends"]
-    assert finding_of["ends"]["level"] == "look"
-    assert "All 20." in finding_of["ends"]["text"]
-    assert "bootstrap" in finding_of["ends"]["text"]
+    client = ask(make_buffer(tmp_path / "a", rng, change=change))
+    assert findings(client) == {}
+    [found] = [c for c in client.json("overview")["checks"] if c["id"] == "ends"]
+    assert found["text"] == (
+        "0 terminated, 20 truncated, 0 broken off. Targets must bootstrap at the end."
+    )
 
 
 def test_one_episode_dominates(ask, tmp_path, rng):
@@ -559,6 +564,8 @@ def test_a_sample_says_that_it_is_one(ask, tmp_path, rng):
 CHECKS = {
     "check_rewards": "rewards", "check_finite": "not finite",
     "check_changes": "never changes", "check_repeats": "repeated frames",
+    "check_repeated_rows": "repeated rows", "check_scales": "scales",
+    "check_clipped": "clipped", "check_endless": "never ends",
     "check_saturated": "saturated", "check_one_action": "one action",
     "check_ends": "ends", "check_dominates": "dominates", "check_heap": "heap",
     "check_unknown_next": "next unknown", "check_behind": "behind",
@@ -589,7 +596,9 @@ def test_a_check_that_fails_is_named_and_takes_no_other_with_it(
     overview = ask(path).json("overview")
     name = CHECKS[check]
     names = [name]
-    if name in ("repeated frames", "saturated", "one action"):
+    if name == "repeated frames":
+        names = [f"{name} of observation/pixels"]
+    if name in ("clipped", "saturated", "one action"):
         names = [f"{name} of {field['path']}" for field in whole["fields"]]
     failed = [each for each in overview["checks"] if each["failed"]]
     assert [each["id"] for each in failed] == names

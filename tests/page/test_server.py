@@ -498,6 +498,9 @@ def test_a_deleted_buffer_shows_its_last_state(serve, path):
     assert state["state"] == "removed"
     assert browser.json("/api/b/0/overview")["steps"] == overview["steps"]
     assert browser.request("/api/b/0/values?env=0&first=0").status == 409
+    table = browser.json("/api/b/0/episodes?sort=length")
+    assert table["total"] == overview["episodes"]["count"] == len(table["rows"])
+    assert table["done"] == 1.0
 
 
 def test_a_buffer_that_is_made_again_is_opened_again(serve, path, rng):

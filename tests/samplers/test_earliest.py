@@ -253,3 +253,26 @@ def test_an_episode_of_which_steps_are_ignored_is_not_whole(tmp_path, by):
     with pytest.raises(EmptyError, match="begins one"):
         draw(twin.buffer.view, 20)
     twin.buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("inside", "what"),
+    [
+        (mr.EpisodeSampler, "cannot draw 2 episodes: none of 6 published rows begins"),
+        (lambda: mr.SequenceSampler(4), "cannot draw 2 windows of 4 steps"),
+        (mr.UniformSampler, "cannot draw 2 steps: none of 6 published rows is a legal"),
+    ],
+)
+def test_where_all_rows_are_left_out_the_message_says_what_leaves_them_out(
+    inside, what
+):
+    schema = mr.Schema({"reward": mr.Field((), "float32")})
+    sampler = mr.ignore_earliest(9, inside())
+    buffer = mr.ReplayBuffer.create(None, schema, 20, engine="memory", sampler=sampler)
+    buffer.extend(reward=np.arange(6.0))
+    buffer.end_episodes()
+    told = (
+        rf"^{what}.* within ignore_earliest\(9\)\. Add steps first, or draw from more"
+    )
+    with pytest.raises(EmptyError, match=told):
+        buffer.sample(2)

@@ -387,8 +387,41 @@ def test_torch_bfloat16_is_no_integer(torch):
         Field((1,), "uint16").convert(torch.ones(1).bfloat16(), "x", ())
 
 
-def test_a_tensor_that_numpy_cannot_hold_is_refused(torch):
-    with pytest.raises(
-        SchemaError, match=r"field 'x' must be an.*Tensor that makes none"
-    ):
-        Field((1,), "float32").convert(torch.ones(1).to(torch.float8_e5m2), "x", ())
+FLOATS_OF_8_BITS = [
+    name
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(pytest.importorskip("torch"), name)
+]
+
+
+@pytest.mark.parametrize("name", FLOATS_OF_8_BITS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_floats_of_8_bits_go_into_float_fields_exactly(name, dtype):
+    torch = pytest.importorskip("torch")
+    bits = torch.arange(256, dtype=torch.int16).to(torch.uint8)
+    values = bits.view(getattr(torch, name))
+    values = values[values.float().isfinite()]
+    field = Field((len(values),), dtype)
+    stored = field.convert(values, "x", ())
+    found = torch.from_numpy(stored.copy())
+    if dtype == "bfloat16":
+        found = found.view(torch.bfloat16)
+    assert torch.equal(found.double(), values.double())
+    with pytest.raises(SchemaError, match=r"must be int8.*got float32"):
+        Field((len(values),), "int8").convert(values, "x", ())
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda torch: torch.zeros(2, dtype=torch.complex32),
+        lambda torch: torch.zeros(2).to_sparse(),
+    ],
+)
+def test_tensors_that_are_no_array_are_not_called_ragged(make):
+    torch = pytest.importorskip("torch")
+    tensor = make(torch)
+    told = rf"got Tensor of {tensor.dtype} that makes none\. Pass a dense tensor"
+    with pytest.raises(SchemaError, match=told):
+        Field((2,), "float32").convert(tensor, "x", ())

@@ -35,7 +35,8 @@ class TestReadStore(StoreContract):
 
     def test_nothing_is_mapped(self, store):
         assert not store.maps
-        assert store._mappings == []
+        assert store._mapping is None
+        assert store._mapped == []
 
     def test_checksums_are_those_of_a_mapping(self, store, ring, tmp_path, rng):
         rows = np.arange(ring.num_rows)

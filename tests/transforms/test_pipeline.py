@@ -196,7 +196,7 @@ ILLEGAL = [
         r"shape \[2\] and 'action' of shape \[\]",
     ),
     ([mr.HER("future", 1, distance, info=["x"])], "HER: 'x' must be a stored field"),
-    ([mr.DiscountedReturn(0.9, discount="x")], r"DiscountedReturn: the.*got 'x'"),
+    ([mr.DiscountedReturn(0.9, discount="x")], r"DiscountedReturn: discount.*got 'x'"),
     ([mr.DiscountedReturn(0.9, discount=GOALS)], r"DiscountedReturn:.*got shape \[2\]"),
     ([mr.DiscountedReturn(0.9, name="observation")], "'observation' must be new, but"),
     ([mr.DiscountedReturn(0.9, name="reward/x")], "'reward/x' must be new, but"),
@@ -235,6 +235,56 @@ def test_what_cannot_stand_together_is_refused_with_the_reason(transforms, reaso
 def test_roles_that_nothing_plays_are_named(transform, missing):
     with pytest.raises(SchemaError, match=missing):
         Pipeline([transform], mr.Schema({"number": mr.Field((), "int64")}))
+
+
+NEAR = mr.Schema.from_flat(
+    {
+        "observation": mr.Field((2,), "float32"), "goal": mr.Field((2,), "float32"),
+        "action": mr.Field((), "int64"), "reward": mr.Field((), "float32"),
+        "discount_of": mr.Field((), "float32"), "value_of": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("transform", "near"),
+    [
+        (mr.NStep(2, 0.9, "rewrad"), "reward"),
+        (mr.FrameStack(2, "observatoin"), "observation"),
+        (mr.ActionHistory(2, "actoin"), "action"),
+        (mr.OneHot(2, "actoin"), "action"),
+        (mr.Delta("observatoin"), "observation"),
+        (mr.Normalize({"observatoin": 0.0}, {"observatoin": 1.0}), "observation"),
+        (mr.GAE(0.9, value="valeu_of"), "value_of"),
+        (mr.LambdaReturn(0.9, bootstrap="valeu_of", value="value_of"), "value_of"),
+        (mr.DiscountedReturn(0.9, discount="discuont_of"), "discount_of"),
+        (mr.HER("final", 1, distance, "observatoin", "goal"), "observation"),
+        (mr.HER("final", 1, distance, "observation", "gaol"), "goal"),
+        (mr.HER("final", 1, distance, "observation", "goal", ["actoin"]), "action"),
+    ],
+)
+def test_paths_of_transforms_get_the_field_that_is_near(transform, near):
+    with pytest.raises(SchemaError, match=rf"Did you mean '{near}'\?$"):
+        Pipeline([transform], NEAR)
+
+
+@pytest.mark.parametrize(
+    ("transform", "told"),
+    [
+        (mr.NStep(2, 0.9, "q"), r"Name one of them, or put the transform that adds it"),
+        (mr.GAE(0.9, value="q"), r"got 'q'\. Add it to the schema, or pass a function"),
+        (
+            mr.DiscountedReturn(0.9, discount="q"),
+            r"discount must .*\. Use one of these",
+        ),
+    ],
+)
+def test_paths_of_transforms_that_are_near_no_field_get_the_other_way_out(
+    transform, told
+):
+    with pytest.raises(SchemaError, match=told):
+        Pipeline([transform], NEAR)
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,17 @@ def _accept(
     with listener:
         while not closed.is_set():
             try:
-                _begin(listener.accept(), target, key)
+                connection = listener.accept()
+                if closed.is_set():
+                    # `Server.close` woke this thread; at exit no thread can start.
+                    connection.close()
+                    return
+                _begin(connection, target, key)
             except (OSError, RuntimeError) as error:
+                # At exit nobody can do anything about it.
+                if threading.main_thread().is_alive():
+                    warned = warned or _reported(error)
                 # Clients wait in the backlog; accepting again at once would spin.
-                warned = warned or _reported(error)
                 closed.wait(PAUSE_S)
 
 

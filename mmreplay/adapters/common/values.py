@@ -57,19 +57,25 @@ def device_of(device: object) -> torch.device:
     default = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if not isinstance(device, str | torch.device):
         return default
-    try:
-        found = torch.device(device)
-        torch.zeros(1, device=found)
-    except Exception as error:  # torch raises RuntimeError, AssertionError and others
-        first = (str(error) or type(error).__name__).strip().splitlines()[0]
+    why = unusable(device)
+    if why:
         warnings.warn(
-            f"device: cannot use {str(device)!r} ({first}). Results go to "
+            f"device: cannot use {str(device)!r} ({why}). Results go to "
             f"{str(default)!r}; pass a device of this machine",
             RuntimeWarning,
             stacklevel=3,
         )
         return default
-    return found
+    return torch.device(device)
+
+
+def unusable(device: str | torch.device) -> str:
+    """Why a device cannot be used, or an empty string where it can."""
+    try:
+        torch.zeros(1, device=torch.device(device))
+    except Exception as error:  # torch raises RuntimeError, AssertionError and others
+        return (str(error) or type(error).__name__).strip().splitlines()[0]
+    return ""
 
 
 def refuse_varying(value: object, name: str) -> None:
@@ -124,7 +130,7 @@ def array_of(value: object, name: str = "value") -> NDArray[Any]:
                 f"{name} must be numbers of one shape, got {array.dtype}. {PAD}"
             )
         return array
-    if value.dtype is torch.bfloat16:
+    if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
         value = value.float()  # numpy has none; each of its values is one of these
     return value.numpy(force=True)
 

@@ -27,6 +27,8 @@ ENDED = "terminated"
 """Field of mmreplay: NextDone as the end of an episode, for n-step returns."""
 PRIORITY = "sequence_priority"
 """Field of mmreplay: the error of a sequence, at its first row; 0 until it is set."""
+PRIORITIES = "priority"
+"""Key of the priorities in slices."""
 KNOWN_ZERO = -1.0
 """Stored instead of 0 for a sequence whose error is 0."""
 KEY, UNSTORED = "pytorchrl", "unstored"
@@ -159,8 +161,8 @@ class Hooks:
 class Storage(Protocol):
     """The owner of a slice."""
 
-    def read(self, first: int, stop: int) -> dict[str, Any]:
-        """Rows of positions ``[first, stop)`` by key."""
+    def sliced_rows(self, first: int, stop: int) -> dict[str, Any]:
+        """Rows of positions ``[first, stop)`` by key, as a slice has them."""
 
 
 class Slice(Mapping[str, Any]):
@@ -179,7 +181,7 @@ class Slice(Mapping[str, Any]):
         # where the learner's does so already.
         with self._turn:
             if self._rows is None:
-                self._rows = self.storage.read(*self.range)
+                self._rows = self.storage.sliced_rows(*self.range)
             return self._rows
 
     def __getitem__(self, key: str) -> Any:

@@ -166,10 +166,7 @@ class SequencePriorities(SequenceStorage):
         if self.alpha == 0:
             return self._evenly(starts, count)
         envs = np.arange(self._ring.num_envs)[:, None]
-        errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
-        errors[errors == 0] = max(float(self.error), float(errors.max()))
-        errors[errors == KNOWN_ZERO] = 0
-        shares = to_masses(errors.reshape(-1), self.alpha)
+        shares = to_masses(self._errors(envs, starts).reshape(-1), self.alpha)
         if not shares.any():
             raise EmptyError(
                 f"cannot draw {count} sequences: the errors of all {len(shares)} are "
@@ -187,6 +184,31 @@ class SequencePriorities(SequenceStorage):
         weights = weights.to(self.device)
         sequences = np.stack([env_ids, chosen], axis=1)
         return env_ids, chosen, {"per_weights": weights, "idxs": sequences}
+
+    def _errors(self, envs: Ids, starts: Ids) -> NDArray[np.float64]:
+        """Errors of sequences, float64 ``[E, S]``."""
+        assert self._ring is not None
+        errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
+        errors[errors == 0] = max(float(self.error), float(errors.max()))
+        errors[errors == KNOWN_ZERO] = 0
+        return errors
+
+    def _sequence_priorities(self, first: int, stop: int) -> NDArray[np.float64]:
+        """Errors of the sequences of rows, float64 ``[T, E]``.
+
+        A row of no whole sequence has the default error.
+        """
+        assert self._ring is not None
+        assert self._grid is not None
+        num_envs, rows = self._ring.num_envs, np.arange(first, stop)
+        found = np.full((len(rows), num_envs), float(self.error))
+        starts = self._grid.starts(*self._alive())
+        if len(starts):
+            errors = self._errors(np.arange(num_envs)[:, None], starts)
+            which = np.searchsorted(starts, rows, side="right") - 1
+            whole = (which >= 0) & (rows < starts[which] + self.sequence_length)
+            found[whole] = errors[:, which[whole]].T
+        return found
 
     def _evenly(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
         """Sequences drawn uniformly, whatever their errors."""

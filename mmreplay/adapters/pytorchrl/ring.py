@@ -245,12 +245,13 @@ class RingStorage(RowStorage):
 
         Returns:
             float32 ``[T, num_proc, *shape]`` by key, or dicts of them; None for keys
-            that were never inserted.
+            that were never inserted, which `data` lacks.
         """
         self._settle()
         first, stop = self._alive()
         begin, end, _ = slice(start_pos, end_pos).indices(stop - first)
-        return self.read(first + begin, first + max(begin, end))
+        rows = first + begin, first + max(begin, end)
+        return self.read(*rows) | self._beside(*rows)
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Mapping[str, Any]:
         """All rows inserted since the last reset that are still there.

@@ -18,6 +18,7 @@ from mmreplay.adapters.pytorchrl.data import (
     UNSTORED,
     Columns,
     Hooks,
+    Slice,
     described,
     put,
     shapes_of,
@@ -42,6 +43,8 @@ class RowStorage(Hooks, PickledByPath):
     _empty: dict[str, Any]
     _nested: bool
     _plan: tuple[str, ...] | None = None
+    _keys_of_none: ClassVar[bool] = False
+    """Whether slices have keys of None, where nothing was inserted."""
 
     def _sampler(self) -> Sampler:
         return UniformSampler(self._seed)
@@ -146,19 +149,34 @@ class RowStorage(Hooks, PickledByPath):
         return tuple(paths) if plain else ()
 
     def insert_single_tensor_slice(
-        self, tensor_storage: Columns, tensor_key: str, tensor_values: Any
+        self, tensor_storage: Columns | Slice, tensor_key: str, tensor_values: Any
     ) -> int:
         """Put values among the rows that are about to be inserted.
 
         Args:
-            tensor_storage: Those rows by path.
+            tensor_storage: Those rows by path. Or `data`, which stays as it is: rows
+                come with `insert_data_slice` and `insert_transition`.
             tensor_key: The path.
             tensor_values: ``[T, num_proc, *shape]``.
 
         Returns:
             T.
+
+        Raises:
+            SchemaError: The values are no numbers of one shape, or are not like the
+                rows of `data`.
         """
         array = array_of(tensor_values, tensor_key)
+        if isinstance(tensor_storage, Slice):
+            stored = tensor_storage.get(tensor_key)
+            rows = None if stored is None else stored.shape[1:]
+            if array.ndim < 2 or rows not in (None, array.shape[1:]):
+                expected = "num_proc, ..." if rows is None else f"{list(rows)}"[1:-1]
+                raise SchemaError(
+                    f"{tensor_key} must have the shape [steps, {expected}], got "
+                    f"{list(array.shape)}."
+                )
+            return len(array)
         if array.dtype not in NARROW:
             array = array.astype(np.float32, copy=False)
         tensor_storage[tensor_key] = array
@@ -198,6 +216,17 @@ class RowStorage(Hooks, PickledByPath):
             array = self._ring.get_field(path, envs, sequences).astype(np.float32)
             put(found, path, array)
         return found
+
+    def sliced_rows(self, first: int, stop: int) -> dict[str, Any]:
+        """Rows of positions ``[first, stop)``, as `data` has them."""
+        found = self.read(first, stop) | self._beside(first, stop)
+        if self._keys_of_none:
+            return found
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _beside(self, first: int, stop: int) -> dict[str, Any]:
+        """Return what slices have beside the storage's keys."""
+        return {}
 
     @property
     def _paths(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from mmreplay.adapters.pytorchrl.data import (
     N_STEP,
     OBS,
     OBS2,
+    PRIORITIES,
     REW,
     RHS,
     RHS2,
@@ -87,6 +88,7 @@ class MBReplayBuffer(RingStorage):
     storage_tensors: ClassVar[tuple[str, ...]] = (
         OBS, RHS, DONE, ACT, REW, OBS2, RHS2, DONE2,
     )  # fmt: skip
+    _keys_of_none = True
 
     def __init__(
         self,
@@ -591,9 +593,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             super()._settle()
             return
         sampler, (first, stop) = self._prioritized, self._alive()
-        with self._ring.view.lock:
-            sampler.priorities.follow(self._ring.view)
-            errors = priorities_of(sampler, first, stop)
+        errors = self._step_errors(first, stop)
         super()._settle()
         # Kept rows were copied forward, to end at the mark.
         positions = self._mark - stop + np.arange(first, stop)
@@ -601,6 +601,24 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             with self._ring.view.lock:
                 ids = np.full(len(positions), env_id)
                 sampler.update_priorities(self._ring.view, ids, positions, each)
+
+    def _step_errors(self, first: int, stop: int) -> list[NDArray[np.float32]]:
+        """Errors of rows ``[first, stop)``, float32 ``[T]`` of each environment."""
+        assert self._ring is not None
+        sampler = self._prioritized
+        with self._ring.view.lock:
+            sampler.priorities.follow(self._ring.view)
+            return priorities_of(sampler, first, stop)
+
+    def _beside(self, first: int, stop: int) -> dict[str, Any]:
+        """Return the priorities of rows, float64 ``[T, num_proc, 1]``."""
+        if self._ring is None:
+            return {}
+        if self.recurrent_actor:
+            errors = self._sequence_priorities(first, stop)
+        else:
+            errors = np.stack(self._step_errors(first, stop), 1).astype(np.float64)
+        return {PRIORITIES: errors[..., None] ** self.alpha}
 
     def _batch(self, drawn: Batch) -> dict[str, Any]:
         sequences = np.stack([drawn.env_ids, drawn.positions], axis=1)

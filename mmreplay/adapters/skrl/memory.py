@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,10 +41,11 @@ from mmreplay.adapters.common.values import (
     check_counts,
     device_of,
     seed_of_draws,
+    unusable,
 )
 from mmreplay.adapters.skrl import save as saved
 from mmreplay.adapters.skrl.cursor import Cursor, cursor_of
-from mmreplay.adapters.skrl.save import Format, check_format
+from mmreplay.adapters.skrl.save import FORMATS, Format, suffix_of
 from mmreplay.arguments import flag, integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -95,6 +97,8 @@ class Memory(PickledByPath):
     """Whether spaces and numbers keep dimensions as well, not sequences only."""
     strict: ClassVar[bool] = False
     """Whether an unknown name is a KeyError, and not None among samples."""
+    formats: ClassVar[Mapping[str, str]] = FORMATS
+    """Suffixes of saved files by the names of formats."""
     held = "ring"
     memory_size: int = fixed("memory_size", "Make another memory with another path.")
     num_envs: int = fixed("num_envs", "Make another memory with another path.")
@@ -119,7 +123,8 @@ class Memory(PickledByPath):
             memory_size: Rows.
             num_envs: Environments.
             device: Where results go; the first GPU by default, or the CPU. One that
-                this machine lacks falls back to the default, with a RuntimeWarning.
+                this machine lacks falls back to the default, with a RuntimeWarning,
+                but not in a process with a skrl older than 1.4.
             export: Save the memory each time that it is full.
             export_format: ``"pt"``, ``"npz"`` or ``"csv"``.
             export_directory: Where `save` puts files.
@@ -134,7 +139,7 @@ class Memory(PickledByPath):
                 argument is of a wrong type, or the existing buffer has another size.
             FormatError: The path holds a buffer, and resume is False.
         """
-        check_format(export_format)
+        suffix_of(export_format, self.formats)
         check_counts(memory_size=memory_size, num_envs=num_envs)
         flag("export", export)
         if not isinstance(export_directory, str | os.PathLike):
@@ -150,7 +155,7 @@ class Memory(PickledByPath):
         if seed is not None:
             integer("seed", seed, 0, "Leave it out for torch's own seed.")
         self.memory_size, self.num_envs = int(memory_size), int(num_envs)
-        self.device = device_of(device)
+        self.device = self._device(device)
         self._on_cpu = self.device.type == "cpu"
         self.export, self.export_format = export, export_format
         self.export_directory = export_directory
@@ -163,6 +168,17 @@ class Memory(PickledByPath):
         self._cursor = Cursor(self.num_envs)
         self.home = BufferLocation(self.system, path, resume)
         self.ring: ReplayBuffer | None = self._opened(None)
+
+    def _device(self, device: str | torch.device | None) -> torch.device:
+        """The device of an argument, as the loaded skrl finds it.
+
+        Before 1.4 it had no `parse_device`, and took any device.
+        """
+        loaded = sys.modules.get("skrl")
+        config = getattr(getattr(loaded, "config", None), "torch", None)
+        if loaded is None or device is None or hasattr(config, "parse_device"):
+            return device_of(device)
+        return torch.device(device)
 
     def _open_again(self, sampler: Sampler | None) -> None:
         self.ring = self._opened(sampler)
@@ -270,10 +286,16 @@ class Memory(PickledByPath):
 
         Raises:
             SchemaError: There is one of that name and another size or dtype, or it
-                cannot be stored.
+                cannot be stored; or the machine lacks the memory's device.
         """
         if size is None:
             return False
+        why = "" if self._on_cpu else unusable(self.device)
+        if why:
+            raise SchemaError(
+                f"device: cannot use {str(self.device)!r} ({why}). Make the memory "
+                "with a device of this machine."
+            )
         shape = (
             space_shape(size, self.shaped) if keep_dimensions else (space_size(size),)
         )
@@ -668,13 +690,13 @@ class Memory(PickledByPath):
             SchemaError: The format is unknown.
             EmptyError: There is no sample.
         """
-        check_format(format)
+        suffix = suffix_of(format, self.formats)
         if self.ring is None:
             raise EmptyError("cannot save a memory without samples. Add samples first.")
         folder = files.absolute(directory or self.export_directory) / "memories"
         make_folders(folder)
         now = datetime.datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
-        name = f"{now}_memory_{hex(id(self))}.{format}"
+        name = f"{now}_memory_{hex(id(self))}.{suffix}"
         saved.save(self.ring, folder / name, half=bool(self.env_index))
 
     def _export(self) -> None:
@@ -691,8 +713,7 @@ class Memory(PickledByPath):
             KeyError: A tensor is not in the file.
             SourceError: It is of another number of environments.
         """
-        suffix = Path(path).suffix.removeprefix(".")
-        check_format(suffix)
+        suffix_of(Path(path).suffix.removeprefix("."))
         saved.load(
             path, self.num_envs, self._declared,
             lambda: (self._ready(self._declared), self.cursor),

@@ -28,25 +28,32 @@ from mmreplay.disk import files
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 
-FORMATS = ("pt", "npz", "csv")
+FORMATS = {"pt": "pt", "npz": "npz", "csv": "csv"}
+"""Suffixes of the files by the names of their formats."""
 CELLS = "cells"
 """A tensor of a file that marks samples: 1 where one is, NaN where none is."""
 
-Format = Literal["pt", "npz", "csv"]
+Format = Literal["pt", "np", "npz", "csv"]
+"""Names of formats; ``"np"`` is one of rofunc's alone."""
 Tensors = Mapping[str, Tensor]
 
 
-def check_format(name: str) -> None:
-    """Refuse a format that memories are not saved in.
+def suffix_of(name: str, formats: Mapping[str, str] = FORMATS) -> str:
+    """Return the suffix of files of a format.
+
+    Args:
+        name: Of the format.
+        formats: Suffixes by the names that are legal.
 
     Raises:
-        SchemaError: It is none.
+        SchemaError: It is none of them.
     """
-    if name not in FORMATS:
+    if name not in tuple(formats):  # it may be what no dict can look up
         raise SchemaError(
-            f"Unsupported export format {name!r}. Pass one of {', '.join(FORMATS)}; "
+            f"Unsupported export format {name!r}. Pass one of {', '.join(formats)}; "
             "mmreplay.export(memory.ring, file) writes other formats."
         )
+    return formats[name]
 
 
 def save(ring: ReplayBuffer, target: Path, *, half: bool) -> None:

@@ -258,8 +258,12 @@ class BufferBase(PickledByPath):
         if count:
             self._ring.extend(steps)
 
-    def sample(self, batch_size: int) -> BatchExperience:
-        """Raise an error; subclasses draw."""
+    def sample(self, batch_size: int = 0) -> BatchExperience:
+        """Raise an error, with an argument or without; subclasses draw.
+
+        Raises:
+            NotImplementedError: Always.
+        """
         raise NotImplementedError("BufferBase does not sample; use ReplayBuffer")
 
     def metadata(self) -> dict[str, Any]:
@@ -393,7 +397,9 @@ class ReplayBuffer(BufferBase):
             hidden_dim=self.hidden_dim,
         )
 
-    def sample(self, batch_size: int) -> BatchExperience:
+    def sample(  # type: ignore[override]  # velora's base takes no argument
+        self, batch_size: int
+    ) -> BatchExperience:
         """Draw steps uniformly, with replacement.
 
         Args:

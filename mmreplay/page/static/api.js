@@ -34,26 +34,46 @@ window.mmr = { screens: {} };
     return bytes;
   }
 
+  // What was answered is shown again where the folder was removed since.
+  const MAX_KEPT_NBYTES = 64 << 20;
+  const kept = new Map();
+  let keptNbytes = 0;
+
+  function keep(path, body) {
+    keptNbytes += body.byteLength - (kept.get(path)?.byteLength ?? 0);
+    kept.delete(path);
+    kept.set(path, body);
+    for (const [oldest, { byteLength }] of kept) {
+      if (keptNbytes <= MAX_KEPT_NBYTES) break;
+      kept.delete(oldest);
+      keptNbytes -= byteLength;
+    }
+    return body;
+  }
+
+  // The body of an answer.
   async function request(path) {
     const response = await fetch(path).catch(() => {
       throw new Refused("mmreplay view has ended. Start it again, and open the address that it prints.", 0);
     });
-    if (response.ok) return response;
+    if (response.ok) return keep(path, await response.arrayBuffer());
     if (response.status === 403) throw new Refused(mmr.RESTARTED, 403);
     const body = await response.json().catch(() => ({}));
+    if (body.removed && kept.has(path)) return kept.get(path);
+    if (body.removed) throw new Refused("Its folder was removed before this was read. What was looked at before is still shown.", response.status);
     throw new Refused(body.error ?? `The server answered ${response.status}.`, response.status);
   }
 
+  const textOf = async (path) =>
+    new TextDecoder().decode(mmr.isSaved() ? bytesOf(path) : await request(path));
+
   mmr.json = async (path) => {
-    if (mmr.isSaved()) return JSON.parse(new TextDecoder().decode(bytesOf(path)));
-    return (await request(path)).json();
+    return JSON.parse(await textOf(path));
   };
 
   // JSON in which whole numbers of 16 digits and more stay texts: a number would round them.
   mmr.exactJson = async (path) => {
-    const text = mmr.isSaved()
-      ? new TextDecoder().decode(bytesOf(path))
-      : await (await request(path)).text();
+    const text = await textOf(path);
     const exact = text.replace(/"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g, (token) =>
       /^-?\d{16,}$/.test(token) ? `"${token}"` : token,
     );
@@ -77,7 +97,7 @@ window.mmr = { screens: {} };
   mmr.binary = async (path) => {
     const body = mmr.isSaved()
       ? bytesOf(path).buffer
-      : await (await request(path)).arrayBuffer();
+      : await request(path);
     const view = new DataView(body);
     if (body.byteLength < 8 || view.getUint32(0) !== 0x4d4d5256) {
       throw new Refused("The server sent something else than an answer.", 0);

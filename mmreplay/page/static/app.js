@@ -69,6 +69,7 @@
     known = hash;
     app.leave?.();
     app.leave = app.keys = app.onstate = app.recolour = app.player = null;
+    isRefused = false;
     app.id = id;
     picker.value = String(id);
     showState();
@@ -84,7 +85,10 @@
       if (state?.state === "unreadable") main.replaceChildren(unreadable(state));
       else await mmr.screens[screen](main, query, isCurrent);
     } catch (error) {
-      if (isCurrent()) main.replaceChildren(refused(error));
+      if (isCurrent()) {
+        main.replaceChildren(refused(error));
+        isRefused = true;
+      }
     }
     if (!isCurrent()) return;
     mmr.dropCharts();
@@ -126,10 +130,11 @@
   }
 
   // Above whatever screen is shown, as long as the folder is not at its path.
+  let isRefused = false;
   function showBanner() {
     const state = app.states[app.id];
     const text = app.restarted ? mmr.RESTARTED : isRemoved(app.id)
-      ? "The folder was removed; what is shown is the last state."
+      ? isRefused ? "The folder was removed." : "The folder was removed; what is shown is the last state."
       : state?.moved ? state.text : "";
     const banner = document.getElementById("banner");
     if (banner?.textContent === text) return;
@@ -185,6 +190,8 @@
   function takeStates(states) {
     for (const state of states) {
       const before = app.states[state.id]?.state;
+      // Frames of a folder that was removed have the addresses that they had.
+      if (state.state === "removed") state.version ??= app.states[state.id]?.version;
       app.states[state.id] = state;
       // A buffer that became readable, or ceased to be, has another screen. Of one whose
       // folder was removed, the screen stays.
@@ -291,7 +298,7 @@
     }
     picker.replaceChildren(...app.buffers.map((each) => el("option", { value: String(each.id) }, each.name)));
     picker.hidden = app.buffers.length < 2;
-    if (picker.hidden) picker.after(app.buffers[0]?.name ?? "");
+    if (picker.hidden) picker.after(el("span", { class: "name" }, app.buffers[0]?.name ?? ""));
     addEventListener("hashchange", show);
     await show();
     if (mmr.isSaved()) return;

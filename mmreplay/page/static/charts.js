@@ -46,6 +46,20 @@
     }
   });
 
+  // Where the mouse is. A chart that is drawn again below it, as of a buffer that is being
+  // written, has its cursor and its text again, once all is in its place.
+  let mouse = null;
+  addEventListener("mousemove", ({ clientX, clientY }) => (mouse = { clientX, clientY }), true);
+  document.addEventListener("mouseleave", () => (mouse = null));
+
+  function point({ plot }) {
+    if (!mouse || !plot?.over.isConnected) return;
+    const { left, top, right, bottom } = plot.over.getBoundingClientRect();
+    const { clientX: x, clientY: y } = mouse;
+    if (x < left || x > right || y < top || y > bottom) return;
+    if (plot.over.contains(document.elementFromPoint(x, y))) plot.setCursor({ left: x - left, top: y - top });
+  }
+
   mmr.chart = (box, height, make, label) => {
     box.classList.add("plot");
     if (label) {
@@ -64,6 +78,7 @@
         for (const canvas of this.plot.root.querySelectorAll("canvas")) {
           canvas.setAttribute("aria-hidden", "true");
         }
+        requestAnimationFrame(() => point(this));
       },
     };
     charts.add(chart);
@@ -208,6 +223,38 @@
     );
   };
 
+  // Path of a curve of whole numbers: each is as wide as the way to the next point, and half
+  // a step left of it, so that the playhead of a step stands in its middle. The last one
+  // ends at a step of its own. Down to the series with the lowest values, if there is one, is
+  // a fill.
+  mmr.steps = (lowestAt, end) => (plot, index, from, to) => {
+    const [xs, highs, lows] = [plot.data[0], plot.data[index], plot.data[lowestAt]];
+    const left = (i) => plot.valToPos((xs[i] ?? end()) - 0.5, "x", true);
+    const top = (value) => plot.valToPos(value, "y", true);
+    const stroke = new Path2D();
+    const fill = lows ? new Path2D() : null;
+    for (let i = from; i <= to; i++) {
+      if (highs[i] == null) continue;
+      const [begin, stop, y] = [left(i), left(i + 1), top(highs[i])];
+      if (i === from || highs[i - 1] == null) stroke.moveTo(begin, y);
+      else stroke.lineTo(begin, y);
+      stroke.lineTo(stop, y);
+      fill?.rect(begin, y, stop - begin, top(lows[i]) - y);
+    }
+    return { stroke, fill, clip: null, band: null, gaps: null, flags: 1 };
+  };
+
+  // A value between two gaps has no line: it is a point.
+  mmr.lone = (colour) => ({
+    show: true,
+    size: 4,
+    fill: colour,
+    filter: (plot, index) => {
+      const values = plot.data[index];
+      return values.flatMap((value, i) => (value != null && values[i - 1] == null && values[i + 1] == null ? [i] : []));
+    },
+  });
+
   // A histogram between edges; of several series the bars stand behind each other.
   mmr.bars = (box, height, histogram) => {
     const { edges, label, log, brush } = histogram;
@@ -233,7 +280,7 @@
         const xAxis = log
           ? { values: (plot, values) => values.map((v) => (Number.isInteger(v) && edges[v] != null ? number(+edges[v].toPrecision(2)) : "")) }
           : brush
-            ? { values: mmr.labels }
+            ? { values: mmr.labels, ...(half ? { incrs: WHOLE } : {}) }
             : { splits: () => ends, values: (plot, values) => values.map(tidy) };
         const textOf = (plot, i) => {
           const counts = all.map((each) => (each.name ? `${each.name} ${count(each.counts[i])}` : count(each.counts[i])));

@@ -32,7 +32,9 @@
     function show(answer) {
       const [first, second] = answer.names;
       const later = [];
-      const cards = answer.histograms.map((each) => {
+      // No card stands alone beside an empty place.
+      const odd = answer.histograms.length % 2;
+      const cards = answer.histograms.map((each, number_) => {
         const box = el("div");
         const sums = each.counts.map((counts) => counts.reduce((sum, n) => sum + n, 0));
         if (each.values) {
@@ -56,7 +58,7 @@
           later.push(() => mmr.bars(box, 170, { edges: each.edges, series, label: `Histograms of ${each.name} of both buffers, in percent` }));
         }
         const noteText = `${count(sums[0])} and ${count(sums[1])}${each.role === "episode" ? " whole ones" : ""}${each.values ? "" : "; in percent"}`;
-        return card("c6", each.role === "episode" ? `Episode ${each.name}s` : each.name, noteText, box);
+        return card(odd && number_ === answer.histograms.length - 1 ? "" : "c6", each.role === "episode" ? `Episode ${each.name}s` : each.name, noteText, box);
       });
       const differences = answer.schema.length
         ? el("ul", { class: "plain-list" }, answer.schema.map((sentence) => el("li", {}, sentence)))

@@ -24,13 +24,16 @@
 
   const whole = new Intl.NumberFormat("en");
   const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  const all = new Intl.NumberFormat("en", { maximumSignificantDigits: 15 }); // a float64 has
 
   mmr.count = (n) => whole.format(Math.round(n));
 
   mmr.number = (value) => {
     if (value == null || Number.isNaN(value)) return "–";
     const size = Math.abs(value);
-    if (size >= 1e7 && size < 1e16) return whole.format(Math.round(value)); // such as time stamps
+    if (size >= 1e7 && size < 1e16) { // such as time stamps
+      return Number.isInteger(value) ? whole.format(value) : all.format(value);
+    }
     if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
     return digits.format(value);
   };

@@ -12,6 +12,7 @@
     terminated: "terminated", truncated: "truncated", both: "terminated and truncated",
     running: "no end so far", unfinished: "unfinished, no writer goes on", "broken off": "broken off",
   };
+  const ORDER_OF_COLUMNS = ["mean", "highest", "lowest"];
   const ORDER = ["reward", "action", "terminated", "truncated"];
 
   // How the curves of a buffer were arranged by hand: it holds for its other episodes too.
@@ -44,6 +45,7 @@
     let next = saved ? saved.find((each) => each.begin > begin)?.begin : episode.next;
     let length = end - begin;
     let last = Math.max(0, length - 1);
+    const fieldOf = new Map(overview.fields.map((each) => [each.path, each]));
     const images = overview.fields.filter((field) => field.image);
     // From a draw, the playhead stands on the step that was drawn.
     const at_ = query.get("t");
@@ -272,16 +274,19 @@
     }
 
     function drawValues(row) {
-      const roleOf = (path) => overview.fields.find((each) => each.path === path)?.role;
-      const rank = (path) => (ORDER.indexOf(roleOf(path)) + 1 || 9);
+      const rank = (path) => (ORDER.indexOf(fieldOf.get(path)?.role) + 1 || 9);
       const paths = Object.keys(row).sort((a, b) => rank(a) - rank(b));
-      // Of fields with one colour, later ones are dashed.
-      const same = (path) => paths.slice(0, paths.indexOf(path)).filter((each) => mmr.slot(each) === mmr.slot(path)).length;
+      const seen = new Map(); // fields so far, by colour
       values.replaceChildren(
-        ...paths.flatMap((path) => [
-          el("dt", {}, mmr.swatch(path, 0, same(path)), path),
-          el("dd", { "data-value": path }, valueText(path, row[path])),
-        ]),
+        ...paths.flatMap((path) => {
+          const slot = mmr.slot(path);
+          const before = seen.get(slot) ?? 0;
+          seen.set(slot, before + 1);
+          return [
+            el("dt", {}, mmr.swatchOf(path, before), path),
+            el("dd", { "data-value": path }, valueText(path, row[path])),
+          ];
+        }),
       );
       const reward = overview.fields.find((each) => each.role === "reward");
       const spoken = reward && row[reward.path] ? `, reward ${valueText(reward.path, row[reward.path])}` : "";
@@ -290,7 +295,7 @@
 
     function valueText(path, components) {
       if (typeof components === "string") return components; // of a value that varies
-      const isWhole = /^u?int/.test(overview.fields.find((each) => each.path === path)?.dtype);
+      const isWhole = /^u?int/.test(fieldOf.get(path)?.dtype);
       const one = (value) => {
         if (typeof value === "boolean") return value ? "yes" : "no";
         if (value == null) return "not finite";
@@ -414,6 +419,10 @@
       },
     };
 
+    // A step is as wide as the distance to the next one: the first and the last are seen
+    // whole.
+    const limits = () => ({ min: view[0] - 0.5, max: view[1] + 0.5 });
+
     let zoomTimer = 0;
     function zoom(low, high) {
       const first = Math.max(0, Math.floor(low));
@@ -422,7 +431,7 @@
       zoomTimer = setTimeout(() => {
         for (const curve of curves) curve.load();
       }, 60);
-      for (const { plot } of plots) plot?.setScale("x", { min: view[0], max: view[1] });
+      for (const { plot } of plots) plot?.setScale("x", limits());
     }
 
     // The steps in view, or the whole episode with its final row.
@@ -462,7 +471,7 @@
           arrangement.off[on ? "delete" : "add"](path);
           drawCharts();
         };
-        return mmr.toggle({ class: "key", "aria-label": `Show ${path}` }, !arrangement.off.has(path), turn, mmr.swatch(path), path);
+        return mmr.toggle({ class: "key", "aria-label": `Show ${path}` }, !arrangement.off.has(path), turn, mmr.swatchOf(path), path);
       };
       const more = drawable.slice(MAX_CURVES);
       return el(
@@ -538,7 +547,7 @@
         title,
         load,
         data: () => data,
-        scale: () => [plot.plot.scales.x.min, plot.plot.scales.x.max],
+        scale: () => [plot.plot.scales.x.min + 0.5, plot.plot.scales.x.max - 0.5],
       });
 
       async function load() {
@@ -594,6 +603,7 @@
           }));
         });
         const same = data && data.plain === plain && data.lines.map((line) => line.name).join() === lines.map((line) => line.name).join();
+        mmr.styles(lines).forEach((style, i) => (lines[i].style = style));
         data = { x, lines, plain, base, end: stop - begin };
         const nonfinite = answers.reduce((sum, each) => sum + each.head.nonfinite, 0);
         const means = lines.some((line) => !line.integer && !line.sticks);
@@ -605,11 +615,11 @@
         pagers.replaceChildren(...fields.flatMap((each, order) => pager(each, answers[order].head.all)));
         if (same) {
           plot.plot.setData([x, ...columns()], false);
-          plot.plot.setScale("x", { min: view[0], max: view[1] });
+          plot.plot.setScale("x", limits());
         } else make();
       }
 
-      const columns = () => ["mean", "highest", "lowest"].flatMap((which) => data.lines.map((line) => line[which]));
+      const columns = () => ORDER_OF_COLUMNS.flatMap((which) => data.lines.map((line) => line[which]));
 
       function pager(each, all) {
         if (all <= COMPONENTS) return [];
@@ -648,30 +658,36 @@
           };
           return mmr.toggle(
             { class: "key", "aria-label": `Show ${name}` }, !hidden.has(name), turn,
-            mmr.swatch(path, line.component, line.order), several ? name : name.slice(path.length),
+            mmr.swatch(line.style), several ? name : name.slice(path.length),
           );
         };
         legend.replaceChildren(...(data.lines.length > 1 ? data.lines.map(key) : []));
       }
 
-      // The mean is a line (steps for whole numbers), lowest and highest are a band. A
-      // reward is a stick.
+      // The mean is a line, lowest and highest are a band. Of whole numbers lowest and
+      // highest are steps; a reward is a stick.
       function options() {
         const n = data.lines.length;
-        const seriesOf = (line, isMean) => {
-          const { colour, dash } = mmr.series(line.path, line.component, line.order);
+        const isStepped = (line) => line.integer && !line.sticks;
+        const seriesOf = (line, which, i) => {
+          const { colour, dash } = mmr.series(line.style);
           const base = { show: !hidden.has(line.name), points: { show: false } };
           if (line.sticks) {
-            if (isMean) return { ...base, stroke: "transparent", width: 0 };
+            if (which === "mean") return { ...base, stroke: "transparent", width: 0 };
             return { ...base, stroke: colour, fill: colour, width: 0, paths: uPlot.paths.bars({ size: [0.9, 4] }) };
           }
-          if (!isMean) return { ...base, stroke: "transparent", width: 0 };
-          const stepped = line.integer && data.plain ? { paths: uPlot.paths.stepped({ align: 1 }) } : {};
-          return { ...base, stroke: colour, dash, width: line.integer && !data.plain ? 0 : 1.5, spanGaps: false, ...stepped };
+          if (isStepped(line)) {
+            // Where each step is drawn, all three are the same.
+            if (which === "mean" || (data.plain && which === "lowest")) return { ...base, paths: () => null };
+            const lowest = which === "highest" && !data.plain ? 2 * n + i + 1 : null;
+            return { ...base, stroke: colour, dash, width: 1.5, fill: `${colour}38`, paths: mmr.steps(lowest, () => data.end) };
+          }
+          if (which !== "mean") return { ...base, stroke: "transparent", width: 0 };
+          return { ...base, stroke: colour, dash, width: 1.5, spanGaps: false, points: mmr.lone(colour) };
         };
         const bands = data.lines.flatMap((line, i) => {
-          if (line.sticks) return [];
-          return [{ series: [n + i + 1, 2 * n + i + 1], fill: `${mmr.series(line.path, line.component).colour}38` }];
+          if (line.sticks || isStepped(line) || data.plain) return [];
+          return [{ series: [n + i + 1, 2 * n + i + 1], fill: `${mmr.series(line.style).colour}38` }];
         });
         const hasSticks = data.lines.some((line) => line.sticks);
         const range = (plot_, low, high) => {
@@ -682,10 +698,13 @@
         return {
           data: [data.x, ...columns()],
           options: {
-            scales: { x: { time: false, range: () => view }, y: { range } },
-            axes: [mmr.axis({ size: 24, values: mmr.labels, incrs: mmr.WHOLE }), mmr.axis({ size: 52, values: mmr.labels, space: 22 })],
+            scales: { x: { time: false, range: () => [limits().min, limits().max] }, y: { range } },
+            axes: [
+              mmr.axis({ size: 24, values: mmr.labels, incrs: mmr.WHOLE }),
+              mmr.axis({ size: 52, values: mmr.labels, space: 22, ...(data.lines.every((line) => line.integer) ? { incrs: mmr.WHOLE } : {}) }),
+            ],
             bands,
-            series: [{}, ...[true, false, false].flatMap((isMean) => data.lines.map((line) => seriesOf(line, isMean)))],
+            series: [{}, ...ORDER_OF_COLUMNS.flatMap((which) => data.lines.map((line, i) => seriesOf(line, which, i)))],
             cursor: {
               sync: { key: "episode", setSeries: false },
               y: false,
@@ -698,7 +717,7 @@
                 (plot_) => {
                   const { left, width } = plot_.select;
                   if (width <= 4) return;
-                  zoom(plot_.posToVal(left, "x"), plot_.posToVal(left + width, "x"));
+                  zoom(...[left, left + width].map((at_) => Math.round(plot_.posToVal(at_, "x"))));
                   plot_.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
                 },
               ],

@@ -86,7 +86,8 @@
     const later = [];
     const checks = findings(overview);
     const returns = episodeReturns(overview, later, checks);
-    const narrow = isScalarAction(overview);
+    // Actions stand in the row of the three cards before, or have a row of their own.
+    const narrow = !ofRole(overview, "action").length || isScalarAction(overview);
     const third = narrow ? "c3" : "c4";
     main.replaceChildren(
       title(overview),
@@ -181,8 +182,8 @@
       live && steps < 1e7 ? count(steps) : short(steps),
       "steps",
       laps > 1.01
-        ? `newest of ${short(written)}, ${laps.toFixed(1)} laps`
-        : `of ${short(capacity)} rows, ${share(rows / capacity)} full`,
+        ? `newest of ${short(written)} rows, ${laps.toFixed(1)} laps`
+        : `${short(rows)} of ${short(capacity)} rows, ${share(rows / capacity)} full`,
     ];
   }
 
@@ -231,7 +232,7 @@
       el("li", { "data-check": check.id }, mark("fine"), el("span", {}, el("b", {}, check.title), " ", mmr.muted(check.text)));
     const sample = overview.sample;
     const note = plural(overview.checks.length, "check")
-      + (sample.whole ? "" : `, from a sample of ${count(sample.rows)} rows`);
+      + (sample.whole ? "" : `, from a sample of ${count(sample.rows)} steps`);
     return card(
       "c5",
       "What stands out",
@@ -371,7 +372,8 @@
   const ofRole = (overview, role) =>
     Object.entries(overview.histograms).filter(([, each]) => each.role === role);
 
-  const rowsNote = (each) => `${each.varies ? "lengths in " : ""}${count(each.rows)} steps${each.whole ? "" : ", a sample"}`;
+  // Of all steps no number: the figure above counts on while a writer adds steps.
+  const rowsNote = (each) => `${each.varies ? "lengths in " : ""}${each.whole ? "all steps" : `${count(each.rows)} steps, a sample`}`;
 
   function rewards(overview, className, later) {
     const [found] = ofRole(overview, "reward");
@@ -403,7 +405,7 @@
   function actions(overview, className, later) {
     const found = ofRole(overview, "action");
     if (!found.length) {
-      return section(className || "c3", "actions", "Actions", "", nothing("This buffer has no action field."));
+      return section(className, "actions", "Actions", "", nothing("This buffer has no action field."));
     }
     const [path, facts] = found[0];
     const some = facts.all > 8 ? `8 of ${count(facts.all)} components, ` : "";
@@ -421,8 +423,8 @@
       const label = `Histogram of ${count(facts.rows)} priorities`;
       later.push(() => mmr.bars(box, HEIGHT, { ...facts, log: facts.counts.length > 1, colour: "s3", label }));
     }
-    const sample = facts.whole ? "" : ", a sample";
-    const note = `column “${facts.name}”, ${count(facts.rows)} rows${sample}; logarithmic`;
+    const some = facts.rows < facts.steps ? `${share(facts.rows / facts.steps)} of ` : "";
+    const note = `column “${facts.name}”, ${some}${facts.whole ? "all steps" : `${count(facts.steps)} steps, a sample`}; logarithmic`;
     const alpha = el("input", {
       type: "number", id: "alpha", min: "0", max: "4", step: "0.1", value: String(facts.alpha),
       disabled: mmr.isSaved(),
@@ -454,7 +456,8 @@
   }
 
   function fields(overview) {
-    const total = overview.fields.reduce((sum, field) => sum + field.nbytes, 0) || 1;
+    const total = overview.fields.reduce((sum, field) => sum + field.row_nbytes, 0) || 1;
+    const mean = overview.fields.some((field) => field.varies) ? ", mean of the values looked at" : "";
     const heads = ["Name", "Type", "Shape", "Role", "Lowest", "Highest", "Bytes a row", "Share"];
     const row = (field) => {
       const bad = field.nan || field.infinite
@@ -469,8 +472,8 @@
         el("td", {}, field.role ? el("span", { class: "tag role" }, field.role) : "", " ", bad),
         el("td", { class: "num" }, limit(field, field.low)),
         el("td", { class: "num" }, limit(field, field.high)),
-        el("td", { class: "num" }, count(field.nbytes)),
-        el("td", { class: "num" }, share(field.nbytes / total)),
+        el("td", { class: "num" }, count(field.row_nbytes)),
+        el("td", { class: "num" }, share(field.row_nbytes / total)),
       );
     };
     const table = el(
@@ -480,7 +483,7 @@
       el("tbody", {}, overview.fields.map(row)),
     );
     const scroll = el("div", { class: "scroll", id: "scroll", tabindex: "0", role: "region", "aria-label": "Fields" }, table);
-    return section("c8", "fields", "Fields", `${size(total)} a row`, scroll);
+    return section("c8", "fields", "Fields", `${size(total)} a row${mean}`, scroll);
   }
 
   const limit = (field, value) => {

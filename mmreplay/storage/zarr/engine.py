@@ -489,6 +489,7 @@ class ZarrStore:
         self._staging.unmap()
         self.heap = self._staging.heap
         self._reader.forget()
+        self._states.unmap()
 
     def close(self) -> None:
         """Seal what is due, end the thread, and give files back."""

@@ -737,6 +737,10 @@ class ShardStates:
         """Every sealed range, int64 ``[N]``."""
         return np.flatnonzero(self._all() & 1)
 
+    def unmap(self) -> None:
+        """Let the mapping go, once the file is closed."""
+        self._numbers = None
+
     def _all(self) -> NDArray[np.uint32]:
         if self._numbers is not None:
             return self._numbers

@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import warnings
 from multiprocessing.connection import Client
@@ -19,6 +21,7 @@ from mmreplay.adapters.alf.sharing import Remote, Server
 from mmreplay.errors import FailedError, ForkedError
 from tests.adapters.alf.support import MID, SPEC, counted, equal, rows
 
+ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
 
 
@@ -376,6 +379,51 @@ def test_a_child_closes_nothing_but_its_connection(start, shared):
     counted(buffer, 1, 1)
     assert int(buffer.total_size) == 3
     buffer.close()
+
+
+LEFT_OPEN = """
+import atexit, threading
+import torch
+from mmreplay.adapters.alf import ReplayBuffer, RingBuffer
+
+def left_open():
+    kept = [RingBuffer(torch.zeros(2), 1, 4, allow_multiprocess=True, name="ring")]
+    kept.append(ReplayBuffer(torch.zeros(2), 1, 4, allow_multiprocess=True))
+    for buffer in kept:
+        assert buffer.enqueue(torch.ones(1, 2))
+    return kept
+
+def end():
+    # As every Python from 3.12 on does at exit.
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    threading.Thread.start = start
+
+kept = left_open()
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "atexit.register(end)",
+        # A child calls while the program ends.
+        "import socket\n"
+        "def late():\n"
+        "    end()\n"
+        "    ends = [socket.socket(socket.AF_UNIX) for _ in kept]\n"
+        "    [e.connect(b._remote.address) for e, b in zip(ends, kept)]\n"
+        "    [e.settimeout(60) or e.recv(1) for e in ends]\n"
+        "atexit.register(late)",
+    ],
+    ids=["left", "called"],
+)
+def test_two_shared_buffers_left_open_at_exit_print_nothing(end):
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN + end],
+        cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("warned", [True, False])
