@@ -77,7 +77,7 @@ build/ray/on_ray.ready: $(BUILT_OF) tests/on_ray/constraints.txt
 	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
 	build/ray/bin/python -m pip install -c tests/on_ray/constraints.txt setuptools wheel
 	build/ray/bin/python -m pip install -c tests/on_ray/constraints.txt \
-	  --no-build-isolation --editable ".[rllib,web]" pytest pytest-xdist hypothesis
+	  --no-build-isolation --editable ".[rllib,web,images]" pytest pytest-xdist hypothesis
 	@touch $@
 
 clean:

@@ -26,7 +26,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.draw import PendingDraw
 from mmreplay.buffer.limiting import Limit
 from mmreplay.buffer.reader import GenerationReader
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, ReplayError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
 from mmreplay.samplers.holding import Claims
@@ -294,6 +294,9 @@ class Prefetcher:
 
     Threads: the learner calls `next`, `more`, `state` and `begin`; workers call `run`.
     `_lock` is held for draws. The learner takes batches out of `_drawn` without it.
+
+    Attributes:
+        nothing_left: The next iteration continues an epoch whose last batch was taken.
     """
 
     def __init__(
@@ -306,6 +309,7 @@ class Prefetcher:
         send: Callable[[Batch], Any],
         max_gathering: tuple[int, int] = (1, 1),
         quick_s: float = 0.0,
+        says_end: bool = False,
     ) -> None:
         """Make one that has not begun.
 
@@ -319,6 +323,8 @@ class Prefetcher:
             max_gathering: Threads that gather at a time: as a rule, and while the
                 learner waits that asked again at once.
             quick_s: See `LearnerTiming`.
+            says_end: A state of an epoch's end leaves nothing of the iteration; else
+                it is the state of before the next epoch.
         """
         self._source, self._batch_size = source, batch_size
         self._prefetch = prefetch
@@ -338,6 +344,9 @@ class Prefetcher:
         self._num_gathering = 0
         # Whether the epoch that was begun has more batches to draw.
         self._draws_on = False
+        # Whether the learner iterates, and has not heard that its epoch is over.
+        self._iterating = False
+        self._says_end, self.nothing_left = says_end, False
         # A draw that failed ends draws until the learner, which got its error, asks
         # again: it may have done something about it.
         self._failed: PendingBatch | None = None
@@ -354,7 +363,8 @@ class Prefetcher:
         """Draw from here on; batches that were drawn and not taken come first.
 
         An epoch whose last batch was taken is over, also where the learner, which
-        counted its batches, did not ask for one more.
+        counted its batches, did not ask for one more. Of an iteration that continues
+        a state of its end, nothing is left.
 
         Raises:
             FailedError: See `Drawable.begin`.
@@ -362,10 +372,42 @@ class Prefetcher:
         # Asked of the source first: if another loader owns the epoch, nothing has
         # changed.
         with self._lock:
-            if not self._draws_on or not self.more():
+            if self.nothing_left:
+                self._stopping = False
+            elif not self._draws_on or self._find_end():
                 self._source.begin()
                 self._stopping, self._draws_on = False, True
+            self._iterating = True
         self._wake_thread()
+
+    def _find_end(self) -> bool:
+        """Whether the epoch's last batch was taken; the source then ends the epoch."""
+        if self._drawn:
+            return False
+        if self._draws_on and not self._source.more(self._batch_size):
+            self._draws_on = self._source.draw(PendingBatch(), self._batch_size)
+        return not self._draws_on
+
+    def at_end(self) -> bool:
+        """Whether an iteration from `state` on has no batch: it ends the epoch.
+
+        That is so from the last batch on until the learner hears of the end, by None
+        from `next`.
+        """
+        if not (self._says_end and self._iterating) or self._source.owned_by_thread():
+            return self.nothing_left
+        # What fails here is raised by the next draw.
+        with suppress(ReplayError), self._lock:
+            return self.nothing_left or self._find_end()
+        return False
+
+    def resume(self, at_end: bool) -> None:
+        """Continue from the state that the source has loaded; no thread may run.
+
+        Args:
+            at_end: As `at_end` was with the state.
+        """
+        self._iterating, self.nothing_left = False, at_end
 
     def more(self) -> bool:
         """Whether there is another batch, as far as is known before it is drawn."""
@@ -411,12 +453,15 @@ class Prefetcher:
                         self._wake_thread()
                     self._timing.delivered()
                     if sampled.result is None:
+                        self._iterating = False
                         return None
                     return sampled.result, sampled.claims
             while True:
                 pending = self._take_oldest()
                 self._timing.delivered()
                 if pending is None:
+                    if not self._stopping:
+                        self._iterating = self.nothing_left = False
                     return None
                 if pending.error is not None:
                     break
@@ -610,6 +655,7 @@ class Prefetcher:
 
         No thread may run.
         """
+        self.nothing_left, self._iterating = self.at_end(), False
         # Draws ran ahead of the learner by up to `prefetch` batches. Put back to the
         # oldest one, the next iteration draws the same batches again.
         before = self._drawn[0].state if self._drawn else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from numpy.typing import ArrayLike
 
 from mmreplay import process
-from mmreplay.arguments import integer
+from mmreplay.arguments import flag, integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
@@ -143,6 +143,7 @@ class ReplayLoader:
         equal_arrays: int,
         pool_type: type[BufferPool],
         quick_s: float = 0.0,
+        says_end: bool = False,
     ) -> None:
         """Make what a loader of any source has.
 
@@ -158,6 +159,7 @@ class ReplayLoader:
             pool_type: Kind of memory of the batches.
             quick_s: A learner that asks again sooner gathers small batches itself;
                 less than `prefetch.QUICK_S` counts as that.
+            says_end: See `Prefetcher`.
         """
         self._batch_size = integer(
             "batch_size", batch_size, 1, "Pass a number of steps."
@@ -187,6 +189,7 @@ class ReplayLoader:
         self._work = Prefetcher(
             self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
             self._sender.pool, self._sender.send, max_gathering, quick_s,
+            says_end,
         )  # fmt: skip
         self._workers: list[Worker[None]] = []
         self._owner = ProcessGuard(
@@ -227,7 +230,8 @@ class ReplayLoader:
             ForkedError: This process was forked from the one that made it.
         """
         limits = self._source.limits
-        if limits and (not self._begun or self._work.more()):
+        work = self._work
+        if limits and (work.more() if self._begun else not work.nothing_left):
             for limit in limits:
                 limit.await_sample()
         if not self._begun:
@@ -309,6 +313,8 @@ class ReplayLoader:
         written since, the batches after a load are the same. With priorities they are
         the same if none was updated since the next batch was drawn.
 
+        After the last batch of an epoch the next batch is the first of the next epoch.
+
         Args:
             priorities: Include the sampler's priorities, as tensors.
 
@@ -316,10 +322,12 @@ class ReplayLoader:
             Numbers, strings, lists, dicts and tensors: what ``torch.save`` writes and
             ``torch.load(path, weights_only=True)`` reads.
         """
+        at_end = self._work.at_end()
         state = self._work.state()
         if priorities:
             state = _with_values(self._source.state_dict(priorities=True), state)
-        return {"kind": self._kind, "sampler": as_tensors(state)}
+        state = {"kind": self._kind, "sampler": as_tensors(state)}
+        return {**state, "at_end": True} if at_end else state
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; batches that were drawn ahead are dropped.
@@ -337,6 +345,10 @@ class ReplayLoader:
                 "loader state has no state of the sampler. Pass what state_dict "
                 "returned, unchanged."
             )
+        at_end = flag(
+            "loader state: at_end", state.get("at_end", False),
+            "Pass what state_dict returned, unchanged.", error=FormatError,
+        )  # fmt: skip
         self._check()
         if self._work.owned_by_thread() or not self._stop():
             raise FailedError(
@@ -345,6 +357,7 @@ class ReplayLoader:
                 "Load the state between two batches."
             )
         self._source.load_state_dict(as_arrays(state["sampler"]))
+        self._work.resume(at_end)
 
     @property
     def closed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from ray.exceptions import (
 from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
-from mmreplay.errors import FailedError, ReplayError, SchemaError
+from mmreplay.errors import FailedError, ReplayError, SchemaError, StarvedError
 from mmreplay.loader.prefetch import Drawable, Prefetcher
 from mmreplay.loader.replay_loader import MAX_PREFETCH, READ_AHEAD_NBYTES, ReplayLoader
 from mmreplay.loader.sources import (
@@ -46,7 +47,12 @@ from mmreplay.ray.limits import (
 )
 from mmreplay.ray.messages import client_to_bytes, reply_from_bytes, request_to_bytes
 from mmreplay.ray.reply_blocks import from_blocks, num_blocks
-from mmreplay.ray.ring_table import refuse_shard
+from mmreplay.ray.ring_table import (
+    WAIT_S,
+    is_restarted,
+    out_of_patience,
+    refuse_shard,
+)
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.seeds import draw_by_rank
 from mmreplay.ray.shard_calls import (
@@ -57,7 +63,7 @@ from mmreplay.ray.shard_calls import (
     ShardCalls,
 )
 from mmreplay.ray.sources import RingsSource
-from mmreplay.samplers.base import Sampler, checked
+from mmreplay.samplers.base import Sampler, State, checked
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
 
@@ -70,6 +76,11 @@ are under way. Away for 0.3 ms between batches of 256 vectors, it got 1,120 of t
 second so, and 785 from threads, which take turns with it at the interpreter. Its rate
 was 7 % lower with four batches a call, and up to 3 % with ``alone=True``, which makes
 no call. Away for 1 ms or more, it is faster with threads (two cores)."""
+
+STATES_S = 0.5
+"""While a shard is silent the registry is asked so often what Ray says of it."""
+OLD_STATES_S = 3.0
+"""What it said longer ago counts no more."""
 
 
 class RayCall:
@@ -212,6 +223,10 @@ class RayRun:
         self.node_id = cluster.this_node_id()
         self._shards: dict[str, RayShard] = {}
         self._members_call: Any = None
+        self._states: Mapping[str, str] | None = None
+        self._states_call: Any = None
+        self._states_sent_at = self._states_heard_at = 0.0
+        self._states_lock = threading.Lock()
         self._registry = cluster.Remote(cluster.registry_name(run))
 
     def epoch_name(
@@ -244,6 +259,25 @@ class RayRun:
             self._shards.setdefault(key, RayShard(self.run, key))
         return [self._shards[key] for key in sorted(keys)]
 
+    def states(self) -> Mapping[str, str] | None:
+        """State of each shard by key; see `RunCalls.states`."""
+        if not ray.is_initialized():
+            return None
+        with self._states_lock:
+            now = time.monotonic()
+            call = self._states_call
+            if call is not None and ray.wait([call], timeout=0)[0]:
+                self._states_call = None
+                with suppress(ReplayError):
+                    self._states = self._registry.receive(call, 0.0)
+                    self._states_heard_at = now
+            if now - self._states_sent_at >= STATES_S:
+                self._states_sent_at = now
+                with suppress(ReplayError):
+                    self._states_call = self._registry.send("states")
+            is_new = now - self._states_heard_at < OLD_STATES_S
+            return self._states if is_new else None
+
     def _ask_for_members(self) -> None:
         """Ask the registry for the members, which has it look; one call at a time."""
         if self._members_call is not None:
@@ -274,8 +308,8 @@ class ReplayClient(ReplayLoader):
     draws them without a call; others that draw by them get `LockedError` until it ends.
 
     **Nodes that do not answer** for `lost_s` seconds are left out with a `LostWarning`
-    until they are back; `stats` counts them. A shard that is being restarted is waited
-    for.
+    until they are back; `stats` counts them. A shard that is being restarted on its
+    node is waited for, for `patience_s` at most.
     """
 
     _kind = "ReplayClient"
@@ -293,6 +327,7 @@ class ReplayClient(ReplayLoader):
         alone: bool = False,
         straggler_s: float | None = None,
         lost_s: float = 5.0,
+        patience_s: float = 600.0,
         seed: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
@@ -319,6 +354,8 @@ class ReplayClient(ReplayLoader):
                 so long: unbiased for the other rings. None waits. Epochs, and samplers
                 that draw from one ring alone, leave no ring out.
             lost_s: Seconds without an answer after which a node is left out.
+            patience_s: Seconds after which `StarvedError` ends the wait for a shard
+                that is being restarted, as the run's registry says.
             seed: Of the draws; by default that of the sampler.
             rank: Number of this learner; each draws by another seed, or another part
                 of the epochs of a `ShuffledSampler`.
@@ -341,6 +378,7 @@ class ReplayClient(ReplayLoader):
             )
         flag("alone", alone)
         number("lost_s", lost_s, above=0, way_out="Pass a number of seconds.")
+        number("patience_s", patience_s, above=0, way_out="Pass a number of seconds.")
         if straggler_s is not None:
             number("straggler_s", straggler_s, above=0, way_out="None waits.")
         integer("num_ranks", num_ranks, 1, "Pass the number of learners.")
@@ -376,8 +414,9 @@ class ReplayClient(ReplayLoader):
             try:
                 self._rings = RingsSource(
                     calls, own, transforms, per_call=per_call, ahead=prefetch,
-                    alone=alone, straggler_s=straggler_s, lost_s=lost_s, seed=seed,
-                    rank=rank, num_ranks=num_ranks, group=group, limit=limit,
+                    alone=alone, straggler_s=straggler_s, lost_s=lost_s,
+                    patience_s=patience_s, seed=seed, rank=rank, num_ranks=num_ranks,
+                    group=group, limit=limit,
                 )  # fmt: skip
             except BaseException:
                 if limit is not None:
@@ -386,7 +425,7 @@ class ReplayClient(ReplayLoader):
             schema = self._rings.schema
         else:
             draw_by_rank(own, seed, rank)
-            self._ring = _only_ring(calls, own, transforms, lost_s, limiter)
+            self._ring = _only_ring(calls, own, transforms, lost_s, patience_s, limiter)
             schema = self._ring.schema
         one_thread = self._ring is not None and calls_user_functions(self._ring)
         try:
@@ -401,6 +440,7 @@ class ReplayClient(ReplayLoader):
                 equal_arrays=max_equal_arrays(schema),
                 pool_type=PowerOfTwoPool,
                 quick_s=QUICK_S if self._ring is None else 0.0,
+                says_end=True,
             )
         except BaseException:
             _close(guard, self._rings, self._ring)
@@ -425,7 +465,8 @@ class ReplayClient(ReplayLoader):
 
         Raises:
             EmptyError: No ring has a step to draw.
-            StarvedError: No node answers.
+            StarvedError: No node answers, or a shard was being restarted for longer
+                than `patience_s`.
             FailedError: The client is closed, or the run was stopped.
 
         Warns:
@@ -483,6 +524,15 @@ class ReplayClient(ReplayLoader):
             )
         return super().update_priorities(batch, values)
 
+    def state_dict(self, priorities: bool = False) -> State:
+        """Return the state to continue with the next batch; see `ReplayLoader`.
+
+        After the last batch of an epoch it says that the epoch has ended: the next
+        iteration after a load has no batch, and the one after it is the next epoch.
+        Once ``StopIteration`` was raised, the next iteration is the next epoch.
+        """
+        return super().state_dict(priorities)
+
     def stats(self) -> ClientStats:
         """What the client has met: rings, nodes lost, calls and draws repeated."""
         if self._rings is not None:
@@ -520,18 +570,20 @@ def _only_ring(
     sampler: Sampler,
     transforms: Sequence[Transform],
     lost_s: float,
+    patience_s: float,
     limiter: ClientLimiter | None,
 ) -> ReplayBuffer:
     """Open the one ring of a run, for samplers that cannot draw from several.
 
     Raises:
         SchemaError: The run has several, or its ring is on another node.
-        FailedError: A shard has another version of mmreplay.
+        FailedError: A shard has another version of mmreplay, or does not answer.
+        StarvedError: A shard was being restarted for longer than `patience_s`.
         ReplayError: What a shard met when it opened its rings.
     """
     found: list[tuple[str, bool, str]] = []
     for calls in run.shards():
-        info = _info(calls, lost_s)
+        info = _info(run, calls, lost_s, patience_s)
         refuse_shard(calls.key, info)
         here = info["node_id"] == run.node_id
         found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
@@ -547,20 +599,27 @@ def _only_ring(
     )
 
 
-def _info(calls: ShardCalls, timeout_s: float) -> dict[str, Any]:
-    stop = time.monotonic() + timeout_s
+def _info(
+    run: RunCalls, calls: ShardCalls, lost_s: float, patience_s: float
+) -> dict[str, Any]:
+    began = time.monotonic()
     call = calls.send("info")
     while True:
         try:
-            info: dict[str, Any] = call.result(max(0.0, stop - time.monotonic()))
+            info: dict[str, Any] = call.result(min(lost_s, WAIT_S))
             return info
         except NotYetError:
             pass
         except CallLostError:
             time.sleep(cluster.PAUSE_S)
             call = calls.send("info")
-        if time.monotonic() >= stop:
+        silent_s = time.monotonic() - began
+        if silent_s < lost_s:
+            continue
+        if not is_restarted(run, calls.key, silent_s - lost_s):
             raise FailedError(
-                f"node {calls.key!r} did not answer for {timeout_s:g} s. Check it with "
+                f"node {calls.key!r} did not answer for {lost_s:g} s. Check it with "
                 "mmreplay ray status."
             )
+        if silent_s >= patience_s:
+            raise StarvedError(out_of_patience(run, [calls.key], patience_s))

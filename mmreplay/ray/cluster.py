@@ -24,6 +24,7 @@ from importlib import import_module
 from typing import Any, TypedDict
 
 import ray
+from ray._private.state import actors
 from ray.exceptions import (
     ActorDiedError,
     ActorUnschedulableError,
@@ -50,6 +51,10 @@ HEAD = "node:__internal_head__"
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Of runs, rings and keys, which become names of folders and of actors; Ray's labels
 are of this form, too."""
+ALIVE = "alive"
+"""State of a shard whose process serves."""
+RESTARTING = "being restarted"
+"""State of a shard whose process has ended, or begins, on a node that is here."""
 ANSWER_S = 60.0
 """Within which a call is answered, restarts of its actor included."""
 PAUSE_S = 0.05
@@ -210,6 +215,28 @@ def shard_keys(run: str) -> list[str]:
         for each in names
         if each["namespace"] == NAMESPACE and each["name"].startswith(start)
     )
+
+
+def shard_states(run: str) -> dict[str, str]:
+    """What Ray says of the shards of a run, by key.
+
+    Returns:
+        `ALIVE`, `RESTARTING`, or ``"away"`` where it waits for its node.
+    """
+    here = {node.key for node in nodes()}
+    states = {}
+    for key in shard_keys(run):
+        actor = _actor(shard_name(run, key))
+        if actor is None:
+            continue
+        # Of Ray's public calls only those of its dashboard say it, which need not run.
+        facts = actors(actor._actor_id.hex())
+        if facts.get("State") == "ALIVE":
+            states[key] = ALIVE
+        else:
+            # A shard of a label waits for its node as one that is restarted.
+            states[key] = RESTARTING if key in here else "away"
+    return states
 
 
 def run_names() -> list[str]:

@@ -87,7 +87,12 @@ class MassDraws:
     # Plans.
 
     def prepare(self, count: int) -> None:
-        """Do nothing: a batch is planned over the rings that answer."""
+        """Wait where no ring answers, and some are of shards that are being restarted.
+
+        Raises:
+            StarvedError: None of them has answered in time.
+        """
+        self._table.await_restarts()
 
     def plan(self, count: int) -> PlannedBatch:
         """Plan the next batch, and ask for it; one call asks for several.
@@ -153,9 +158,12 @@ class MassDraws:
                 "and draw again."
             )
         legal = sum(ring.mass.num_legal for ring in table.rings)
+        number = len(table.rings)
+        rings = "the ring" if number == 1 else f"the {number} rings"
+        have = "has" if number == 1 else "have"
         raise EmptyError(
-            f"cannot draw {count} steps: the {len(table.rings)} rings of run {run!r} "
-            f"have {legal} legal starts, and all of them priority 0. Add steps, or "
+            f"cannot draw {count} steps: {rings} of run {run!r} "
+            f"{have} {legal} legal starts, and all of them priority 0. Add steps, or "
             "update the priorities."
         )
 

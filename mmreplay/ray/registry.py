@@ -251,6 +251,10 @@ class Registry:
                 for key, member in sorted(self._members.items())
             }  # fmt: skip
 
+    def states(self) -> dict[str, str]:
+        """Say what Ray says of the shards; see `cluster.shard_states`."""
+        return cluster.shard_states(self.run)
+
     def epoch_name(
         self, start: str, rank: int, token: str, lasts: bool = False
     ) -> dict[str, Any]:

@@ -23,7 +23,13 @@ from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
 from mmreplay.ray.epochs import EpochShare
 from mmreplay.ray.reply_blocks import BlockSizes, has_rows, rows_of
-from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, KnownRing, KnownShard, RingTable
+from mmreplay.ray.ring_table import (
+    REPEAT_S,
+    WAIT_S,
+    KnownRing,
+    KnownShard,
+    RingTable,
+)
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError
 from mmreplay.samplers.base import Draw, Windows
 from mmreplay.samplers.joint import Numbers
@@ -47,6 +53,7 @@ class Request:
             are taken out where they are not stored.
         call: The call under way.
         at: When it was sent first.
+        ended_at: When its shard was first found to have ended before it answered.
         reply: The answer, once it is here.
         stops: By ring where the draws for each batch end.
         lock: Held by who waits for it, whose thread may enter again: a signal's handler
@@ -57,6 +64,7 @@ class Request:
     arguments: tuple[Any, ...]
     call: Call
     at: float
+    ended_at: float = 0.0
     reply: Reply | None = None
     stops: dict[str, list[int]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -313,11 +321,17 @@ class Requests:
         self._stats.repeated += 1
         if request.shares:
             self._refuse_closing(request)
-        if time.monotonic() - request.at > MAX_REPEAT_S:
+        shard, now = request.shard, time.monotonic()
+        request.ended_at = since = request.ended_at or now
+        if shard.heard_at <= request.at:
+            # It may be one restart that takes long: see `RingTable.is_lost`.
+            self._table.note_restarts(now - request.at)
+            since = max(since, shard.restarted_at)
+        if now - since > MAX_REPEAT_S:
             self._stats.dropped += number_of(self._updates_of(request))
             num_steps = sum(len(own) for own in request.shares.values())
             raise StarvedError(
-                f"run {self._table.run.run!r}: the shard {request.shard.remote.key!r} "
+                f"run {self._table.run.run!r}: the shard {shard.remote.key!r} "
                 f"ended each time that it was asked for {num_steps} steps, for "
                 f"{MAX_REPEAT_S:g} s, as where its memory is short. Lower batch_size "
                 "or per_call, or see the log of its node."
@@ -444,6 +458,8 @@ class Requests:
         if not self._table.is_lost(request.shard, request.at):
             return False
         self._return_updates_of(request)
+        if request.shares:
+            self._table.refuse_overdue()
         return True
 
     def all_rows(

@@ -23,7 +23,7 @@ from mmreplay import errors
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, FormatError, SchemaError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
-from mmreplay.ray.cluster import check_version
+from mmreplay.ray.cluster import ALIVE, RESTARTING, check_version
 from mmreplay.ray.descriptions import (
     Description,
     describe_sampler,
@@ -55,6 +55,8 @@ MAX_ASKED = 8
 """Calls for the masses of a lost shard that are waited for."""
 LOOK_S = 2.0
 """Seconds between two looks for new shards."""
+REGISTRY_S = 10.0
+"""A registry that says nothing for so long holds no shard from being lost."""
 WAIT_S = 0.5
 """A wait for an answer looks so often whether the shard counts as lost."""
 
@@ -95,7 +97,9 @@ class KnownShard:
         rings: By name.
         copies: Names of rings that are copies of others, and are not drawn from.
         lost: It has not answered for too long.
+        overdue: It was being restarted for too long, which no learner has heard of.
         heard_at: When it was heard last.
+        restarted_at: When it was being restarted last, as far as was asked.
         sent_at: When a request was sent to it last.
         updates: Priorities to be sent, by ring.
         updating: The request with priorities that is under way; others wait for it, so
@@ -111,7 +115,9 @@ class KnownShard:
     rings: dict[str, KnownRing] = field(default_factory=dict)
     copies: frozenset[str] = frozenset()
     lost: bool = False
+    overdue: bool = False
     heard_at: float = 0.0
+    restarted_at: float = 0.0
     sent_at: float = 0.0
     updates: dict[str, list[Update]] = field(default_factory=dict)
     updating: Request | None = None
@@ -174,6 +180,7 @@ class RingTable:
         *,
         alone: bool,
         lost_s: float,
+        patience_s: float = 600.0,
         waits: bool = False,
     ) -> None:
         """Find the rings.
@@ -185,6 +192,7 @@ class RingTable:
             stats: What is met is counted there.
             alone: Own the priorities of this node's rings.
             lost_s: Seconds without an answer after which a shard is lost.
+            patience_s: Seconds that a shard which is being restarted is waited for.
             waits: Lost shards are waited for, and the call that waits warns of it.
 
         Raises:
@@ -195,6 +203,7 @@ class RingTable:
         self.run, self._stats = run, stats
         self.transforms = tuple(transforms)
         self._alone, self.lost_s, self._waits = alone, lost_s, waits
+        self._patience_s = patience_s
         described: list[Description] = []
         # Refused once it is known that a ring is on another node.
         self._not_described: SchemaError | None = None
@@ -231,6 +240,7 @@ class RingTable:
         run = self.run.run
         away = sorted(key for key, shard in self.shards.items() if shard.lost)
         if away and not self.rings:
+            self.refuse_overdue()
             raise StarvedError(
                 f"run {run!r}: no node with a ring has answered for {self.lost_s:g} s, "
                 f"of {away}. Check them with mmreplay ray status {run}, and make "
@@ -501,7 +511,8 @@ class RingTable:
     def note(self, shard: KnownShard, masses: Masses) -> None:
         """Take note of masses that were heard."""
         with self.lock:
-            shard.heard_at, shard.lost = time.monotonic(), False
+            shard.heard_at = time.monotonic()
+            shard.lost = shard.overdue = False
             if any(
                 n not in masses and r.mass.num_legal for n, r in shard.rings.items()
             ):
@@ -537,11 +548,19 @@ class RingTable:
         """Whether a shard has been silent for too long."""
         if shard.lost:
             return True
-        if time.monotonic() - max(since, shard.heard_at) < self.lost_s:
+        now, silent_since = time.monotonic(), max(since, shard.heard_at)
+        silent_s, overdue = now - silent_since, False
+        if silent_s < self.lost_s:
             return False
+        self.note_restarts(silent_s - self.lost_s)
+        # A shard that was restarted has as long to answer as any other.
+        if now - shard.restarted_at < self.lost_s:
+            if silent_s < self._patience_s:
+                return False
+            overdue = True
         with self.lock:
             if not shard.lost:
-                shard.lost = True
+                shard.lost, shard.overdue = True, overdue
                 self._stats.times_lost += 1
                 if self._waits:
                     return True
@@ -552,6 +571,52 @@ class RingTable:
                     f"rings {rings} until it answers."
                 )
         return True
+
+    def note_restarts(self, unsaid_s: float) -> None:
+        """Note which shards are being restarted; see `is_restarted`."""
+        now = time.monotonic()
+        for key, shard in list(self.shards.items()):
+            if is_restarted(self.run, key, unsaid_s):
+                shard.restarted_at = now
+
+    def refuse_overdue(self) -> None:
+        """End the wait for shards that were being restarted for too long, once.
+
+        Raises:
+            StarvedError: There are such shards.
+        """
+        with self.lock:
+            overdue = [key for key, each in self.shards.items() if each.overdue]
+            for key in overdue:
+                self.shards[key].overdue = False
+        if overdue:
+            raise StarvedError(out_of_patience(self.run, overdue, self._patience_s))
+
+    def await_restarts(self) -> None:
+        """Where no shard answers, wait for those that are restarted, or just were.
+
+        Raises:
+            StarvedError: None of them has answered in time.
+        """
+        began = restarted_at = time.monotonic()
+        while all(shard.lost for shard in list(self.shards.values())):
+            now, keys = time.monotonic(), list(self.shards)
+            restarted = [k for k in keys if is_restarted(self.run, k, now - began)]
+            if restarted:
+                restarted_at = now
+                if now - began >= self._patience_s:
+                    raise StarvedError(
+                        out_of_patience(self.run, restarted, self._patience_s)
+                    )
+            elif (
+                now - restarted_at >= self.lost_s
+                or ALIVE not in (self.run.states() or {}).values()
+            ):
+                return
+            if self.closing:
+                return
+            time.sleep(REPEAT_S)
+            self.ask_lost()
 
     def refuse_closing(self) -> None:
         """End a wait for a node that is away.
@@ -572,6 +637,29 @@ class RingTable:
         for ring in self.rings:
             if ring.buffer is not None:
                 ring.buffer.close()
+
+
+def is_restarted(run: RunCalls, key: str, unsaid_s: float) -> bool:
+    """Whether a shard is being restarted on its node, as the registry says.
+
+    Args:
+        run: The shard's.
+        key: The shard's.
+        unsaid_s: For how long the registry has been asked, if it says nothing: it may
+            be restarted itself.
+    """
+    states = run.states()
+    return unsaid_s < REGISTRY_S if states is None else states.get(key) == RESTARTING
+
+
+def out_of_patience(run: RunCalls, keys: Sequence[str], patience_s: float) -> str:
+    """Say that shards were waited for in vain, and the state of each of the run."""
+    states = run.states() or dict.fromkeys(keys, "silent, as the registry is")
+    every = ", ".join(f"{key!r} is {state}" for key, state in sorted(states.items()))
+    return (
+        f"run {run.run!r}: waited {patience_s:g} s for shards {sorted(keys)} to be "
+        f"restarted; {every}. See the logs of their nodes, and draw again."
+    )
 
 
 def refuse_shard(key: str, info: Mapping[str, Any]) -> None:

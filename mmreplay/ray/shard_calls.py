@@ -84,6 +84,13 @@ class RunCalls(Protocol):
     def shards(self) -> Sequence[ShardCalls]:
         """The shards that are known now."""
 
+    def states(self) -> Mapping[str, str] | None:
+        """State of each shard by key, as the registry said; nothing is waited for.
+
+        Returns:
+            None where it has not said so lately.
+        """
+
     def epoch_name(
         self, start: str, rank: int, token: str, lasts: bool = False
     ) -> Mapping[str, Any]:

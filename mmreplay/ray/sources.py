@@ -57,6 +57,7 @@ class RingsSource:
         alone: bool = False,
         straggler_s: float | None = None,
         lost_s: float = 5.0,
+        patience_s: float = 600.0,
         seed: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
@@ -74,6 +75,7 @@ class RingsSource:
             alone: Own the priorities of this node's rings.
             straggler_s: Seconds after which a batch goes without a late ring.
             lost_s: Seconds without an answer after which a shard is lost.
+            patience_s: Seconds that a shard which is being restarted is waited for.
             seed: Of the draws; that of the sampler by default.
             rank: Each rank draws other steps.
             num_ranks: Learners that share epochs.
@@ -92,7 +94,7 @@ class RingsSource:
             epochs = EpochPlan(shuffled, rank, num_ranks, seed)
         self.table = RingTable(
             run, sampler, transforms, self._stats, alone=alone, lost_s=lost_s,
-            waits=epochs is not None,
+            patience_s=patience_s, waits=epochs is not None,
         )  # fmt: skip
         self._requests = Requests(self.table, self._stats)
         self._joiner = BatchJoiner(sampler, self.table)

@@ -317,6 +317,41 @@ def test_an_epoch_whose_batches_were_counted_is_over(
                 assert sorted(found) == expected
 
 
+@pytest.mark.parametrize(("prefetch", "num_threads"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize("wait_s", [0, 0.01])
+@pytest.mark.parametrize("asked_for_the_end", [False, True])
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_state_of_an_epochs_end_goes_on_with_the_next_epoch(
+    path, prefetch, num_threads, wait_s, asked_for_the_end, windows, drop_last
+):
+    """As Lightning needs it, which counts batches and never asks for the end."""
+
+    def sampler(seed=0):
+        inner = mr.ShuffledSampler(seed=seed, drop_last=drop_last)
+        return mr.SequenceSampler(3, inner) if windows else inner
+
+    options = {"prefetch": prefetch, "num_threads": num_threads}
+    with opened(path, sampler()) as buffer, mr.ReplayLoader(buffer, 32) as loader:
+        epochs = [[steps_of(batch) for batch in loader] for _ in range(2)]
+    with loading(path, 32, sampler(), **options) as (_, loader):
+        count = len(loader) + asked_for_the_end
+        assert [steps_of(batch) for batch in islice(loader, count)] == epochs[0]
+        sleep(wait_s)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with loading(path, 32, sampler(9), **options) as (_, loader):
+        loader.load_state_dict(state)
+        assert [steps_of(batch) for batch in loader] == epochs[1]
+
+
+@pytest.mark.parametrize("at_end", [1, "yes", None])
+def test_a_state_that_does_not_say_whether_its_epoch_has_ended_is_refused(path, at_end):
+    with loading(path, 32, mr.ShuffledSampler(seed=0)) as (_, loader):
+        state = {**loader.state_dict(), "at_end": at_end}
+        with pytest.raises(mr.FormatError, match="at_end must be True or False, got"):
+            loader.load_state_dict(state)
+
+
 def test_an_epoch_that_was_left_goes_on(path):
     with loading(path, 32, mr.ShuffledSampler(seed=0), prefetch=3) as (buffer, loader):
         found = []

@@ -189,15 +189,24 @@ class Call:
 
 
 class Run:
-    """A run of shards of this process."""
+    """A run of shards of this process.
+
+    Attributes:
+        said: What its registry says of the shards; None where it does not answer.
+    """
 
     def __init__(self, *shards, key="elsewhere"):
         self.run, self.node_id = "test", key
+        self.said = {}
         self.known = list(shards)
 
     def shards(self):
         """The shards that are known now."""
         return list(self.known)
+
+    def states(self):
+        """What the registry says of the shards."""
+        return self.said
 
     def epoch_name(self, start, rank, token, lasts=False):
         """The name of a group of learners, once all shards answer."""

@@ -23,6 +23,7 @@ from mmreplay.errors import (
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
 from mmreplay.ray import draws, requests
 from mmreplay.ray.client import ReplayClient
+from mmreplay.ray.cluster import RESTARTING
 from mmreplay.ray.epochs import freeze_rings
 from mmreplay.ray.registry import Registry
 from tests.on_ray.rings import Run, Shard, ring
@@ -125,6 +126,61 @@ def test_a_state_goes_on_with_the_next_batch_elsewhere(run, prefetch):
         assert numbers(client) == following
 
 
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("wait_s", [0, 0.05])
+@pytest.mark.parametrize("options", [{}, {"num_ranks": 2, "rank": 1}])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_state_of_an_epochs_end_goes_on_with_no_batch_and_then_the_next_epoch(
+    run, prefetch, wait_s, options, drop_last, closed
+):
+    def client():
+        sampler = mr.ShuffledSampler(seed=0, drop_last=drop_last)
+        return ReplayClient(
+            run, sampler, batch_size=9, prefetch=prefetch, group="g", **options
+        )
+
+    with client() as own:
+        batches = iter(own)
+        drawn = numbers(islice(batches, len(own)))
+        time.sleep(wait_s)
+        last = json.loads(json.dumps(own.state_dict()))
+        if not closed:
+            following = numbers(own)
+    if closed:
+        assert own.state_dict() == last
+        with client() as own:
+            own.load_state_dict(last)
+            epochs = [numbers(own) for _ in range(2)]
+            assert epochs[0] == []
+            following = epochs[1]
+    assert len(drawn) == len(following) > 0
+    with client() as own:
+        own.load_state_dict(last)
+        assert numbers(own) == []
+        after = json.loads(json.dumps(own.state_dict()))
+        assert numbers(own) == following
+    with client() as own:
+        own.load_state_dict(after)
+        assert numbers(own) == following
+
+
+def test_a_state_that_does_not_say_whether_its_epoch_has_ended_is_refused(run):
+    with client_of(run) as client:
+        state = {**client.state_dict(), "at_end": 1}
+        with pytest.raises(FormatError, match="at_end must be True or False, got 1"):
+            client.load_state_dict(state)
+
+
+@pytest.mark.parametrize("wait_s", [0, 0.05])
+def test_an_epoch_whose_batches_were_counted_is_over(run, wait_s):
+    with client_of(run) as client:
+        for _ in range(5):
+            drawn = numbers(islice(client, len(client)))
+            time.sleep(wait_s)
+            assert Counter(drawn) == ALL
+
+
 def test_a_shard_that_is_restarted_goes_on_with_the_epoch(run):
     with client_of(run) as client:
         batches = iter(client)
@@ -142,6 +198,47 @@ def test_a_silent_node_is_waited_for_and_drawn_when_it_is_back(run):
         with silent_until_warned(run.known[1], ""):
             drawn += numbers(batches)
         assert Counter(drawn) == ALL
+
+
+@pytest.mark.filterwarnings("ignore::mmreplay.ray.client_stats.LostWarning")
+def test_an_epoch_lacks_nothing_after_a_restart_that_took_too_long(run):
+    with client_of(run, lost_s=0.1, patience_s=0.3, prefetch=3) as client:
+        batches = iter(client)
+        drawn = numbers(islice(batches, 2))
+        run.said, run.known[1].state = {"s1": RESTARTING}, "restarting"
+
+        def go_on():
+            while True:
+                drawn.extend(numbers([next(batches)]))
+
+        with pytest.raises(StarvedError, match=r"waited 0\.3 s for shards \['s1'\]"):
+            go_on()
+        run.known[1].restart()
+        run.known[1].state = "alive"
+        assert Counter(drawn + numbers(batches)) == ALL
+
+
+@pytest.mark.parametrize("patience_s", [0, -1.0, "long"])
+def test_a_patience_that_is_no_time_is_refused(run, patience_s):
+    with pytest.raises(SchemaError, match="patience_s must be"):
+        client_of(run, patience_s=patience_s)
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_sampler_of_one_ring_waits_for_a_shard_that_is_being_restarted(
+    tmp_path, back
+):
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(9))})
+    run = Run(shard, key="s0")
+    run.said, shard.state = {"s0": RESTARTING}, "restarting"
+    options = {"lost_s": 0.1, "patience_s": 600.0 if back else 0.3}
+    if back:
+        threading.Timer(0.5, lambda: setattr(shard, "state", "alive")).start()
+        ReplayClient(run, mr.DistinctSampler(seed=0), **options).close()
+    else:
+        with pytest.raises(StarvedError, match=r"waited 0\.3 s for shards \['s0'\]"):
+            ReplayClient(run, mr.DistinctSampler(seed=0), **options)
+    run.close()
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -46,19 +46,6 @@ def test_a_program_of_the_page_runs(number, cluster, tmp_path, monkeypatch):
         # Workers have the working folder that the test process began with.
         path = str(tmp_path / "cartpole")
         block = block.replace("runs/cartpole", path)
-        schema = mr.Schema(
-            {
-                "observation": mr.Field((4,), "float32"),
-                "action": mr.Field((), "int64"),
-                "reward": mr.Field((), "float32"),
-            }
-        )
-        with mr.ReplayBuffer.create(path, schema, 1000) as ring:
-            ring.extend(
-                observation=np.zeros((500, 4), np.float32),
-                action=np.zeros(500, np.int64),
-                reward=np.zeros(500, np.float32),
-            )
     names = {"__name__": "page", "learn": learn}
     if '("steps"' in block and "mr.ray.writer(" not in block:
         schema = mr.Schema(

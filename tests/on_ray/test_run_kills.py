@@ -20,6 +20,7 @@ from tests.on_ray.actors import (  # noqa: E402
     ask,
     ended,
     kill,
+    registry,
     shard,
     writing,
 )
@@ -67,6 +68,17 @@ def test_a_killed_shard_is_back_with_its_rings(run_name, tmp_path):
         assert info["rings"]["ring-000"]["heads"] == [200 + 100 * turn]
     assert len(pids) == 3
     holds(ask(writer, "path"), 400)
+
+
+def test_the_registry_says_that_a_killed_shard_is_being_restarted(run_name, tmp_path):
+    ask(writing("n0", run_name, str(tmp_path)), "add", 100)
+    remote, members = shard(run_name, "n0"), registry(run_name)
+    pid = remote.call("info")["pid"]
+    assert members.call("states") == {"n0": calls.ALIVE}
+    kill(pid)
+    until(lambda: members.call("states") == {"n0": calls.RESTARTING})
+    remote.call("info", timeout_s=WAIT_S)
+    until(lambda: members.call("states") == {"n0": calls.ALIVE})
 
 
 def test_a_killed_writer_opens_its_ring_again_and_goes_on(run_name, tmp_path):

@@ -22,6 +22,7 @@ from mmreplay.errors import (
 from mmreplay.loader.prefetch import PendingBatch
 from mmreplay.ray import draws, priority_updates, requests, ring_table
 from mmreplay.ray.client_stats import LostWarning
+from mmreplay.ray.cluster import ALIVE, RESTARTING
 from mmreplay.ray.sources import RingsSource
 from mmreplay.storage.gather import SharedArrays
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
@@ -273,7 +274,8 @@ def test_no_mass_anywhere_is_an_empty_error(make):
     pending = draw(zero, 4)
     prioritize(zero, 0, np.zeros(9))
     # Also where it was found out after the plan.
-    with pytest.raises(EmptyError, match="9 legal starts, and all of them priority 0"):
+    match = "the ring of run 'test' has 9 legal starts, and all of them priority 0"
+    with pytest.raises(EmptyError, match=match):
         zero.gather(pending)
 
 
@@ -792,6 +794,130 @@ def test_a_lost_node_drops_out_and_comes_back(make, monkeypatch, state):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         source.warn()
+
+
+def back_later(source, shards, wait_s=0.4):
+    """Have shards that are being restarted back after some time."""
+
+    def back():
+        time.sleep(wait_s)
+        for shard in shards:
+            shard.restart()
+            shard.state = "alive"
+        source.table.run.said = {shard.key: ALIVE for shard in shards}
+
+    thread = threading.Thread(target=back, daemon=True)
+    thread.start()
+    return thread
+
+
+def restarting(source, shards):
+    """Have shards restart, as the registry says."""
+    for shard in shards:
+        shard.state = "restarting"
+    source.table.run.said = {shard.key: RESTARTING for shard in shards}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("registry", ["says so", "is silent"])
+def test_a_shard_that_is_being_restarted_for_long_is_waited_for(
+    make, monkeypatch, count, registry
+):
+    # A restart that takes long is not a request that ends its shard.
+    monkeypatch.setattr(requests, "MAX_REPEAT_S", 0.4)
+    source, shards = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.4
+    )
+    sample(source, 64)
+    restarting(source, shards[:count])
+    if registry == "is silent":
+        source.table.run.said = None
+    thread = back_later(source, shards[:count], 1.0)
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+    thread.join()
+    assert source.stats().times_lost == 0
+
+
+def test_a_shard_that_a_silent_registry_says_nothing_of_is_lost(make, monkeypatch):
+    monkeypatch.setattr(ring_table, "REGISTRY_S", 0.2)
+    source, (first, _) = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1
+    )
+    restarting(source, [first])
+    source.table.run.said = None
+    began = time.monotonic()
+    assert set(sample(source, 64).buffer_ids) == {1}
+    assert time.monotonic() - began >= 0.3
+
+
+def test_a_shard_whose_restart_takes_too_long_is_one_starved_error(make, monkeypatch):
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source, (first, _) = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1,
+        patience_s=0.3,
+    )  # fmt: skip
+    pending = [draw(source, 64) for _ in range(3)]
+    restarting(source, [first])
+    source.table.run.said |= {"s1": "alive"}
+    with pytest.raises(
+        StarvedError,
+        match=r"waited 0\.3 s for shards \['s0'\] to be restarted; 's0' is being "
+        r"restarted, 's1' is alive\. See the logs",
+    ):
+        source.gather(pending[0])
+    for each in pending[1:]:
+        assert set(source.gather(each).buffer_ids) == {1}
+    first.state = "alive"
+    while source.stats().lost:
+        source.tick()
+    assert set(sample(source, 64).buffer_ids) == {0, 1}
+
+
+def test_where_all_shards_were_lost_those_that_are_restarted_are_waited_for(
+    make, monkeypatch
+):
+    """No storm of errors: a learner that asks again waits."""
+    monkeypatch.setattr(ring_table, "OLD_S", 0.0)
+    source, shards = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.4
+    )
+    restarting(source, shards)
+    source.table.run.said = {"s0": "away", "s1": "away"}
+    with pytest.raises(StarvedError, match="no node has answered"):
+        sample(source, 64)
+    restarting(source, shards)
+    thread = back_later(source, shards)
+    assert len(sample(source, 64)) == 64
+    thread.join()
+
+
+def test_where_no_shard_is_restarted_in_time_each_call_waits_for_them(make):
+    source, shards = make(
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1,
+        patience_s=0.2,
+    )  # fmt: skip
+    restarting(source, shards)
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(StarvedError, match=r"waited 0\.2 s for shards"):
+            sample(source, 64)
+        assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_client_is_made_once_its_shards_were_restarted(make, tmp_path, back):
+    shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(50))})
+    run = Run(shard)
+    run.said, shard.state = {"s0": RESTARTING}, "restarting"
+    options = {"lost_s": 0.1, "patience_s": 600.0 if back else 0.3}
+    if back:
+        timer = threading.Timer(0.5, lambda: setattr(shard, "state", "alive"))
+        timer.start()
+        RingsSource(run, mr.UniformSampler(seed=0), (), **options).close()
+    else:
+        with pytest.raises(StarvedError, match=r"waited 0\.3 s for shards \['s0'\]"):
+            RingsSource(run, mr.UniformSampler(seed=0), (), **options)
+    run.close()
 
 
 def test_batches_asked_for_before_a_loss_are_whole(make):
