@@ -116,7 +116,6 @@ def create_lanes(
     counter = None if limiter is None else RingCounter(limiter)
     made = None
     if not holds_buffer(folder):
-        create.setdefault("autoreset", "disabled")
         with ReplayBuffer.create(
             folder, schema, capacity, num_lanes, limiter=counter, **create
         ) as ring:

@@ -117,7 +117,8 @@ def thin_ring(
             follow it. None for no limit.
         key: What names this node where it has no label ``mmreplay``; by default its
             host's name.
-        **create: More arguments of `ReplayBuffer.create`.
+        **create: More arguments of `ReplayBuffer.create`, as ``autoreset``, which a
+            new ring asks for.
 
     Raises:
         SchemaError: An argument is not legal, there is no cluster, or the run has
@@ -130,7 +131,8 @@ def thin_ring(
         >>> import ray  # doctest: +SKIP
         >>> ray.init(address="auto")  # doctest: +SKIP
         >>> mr.ray.thin_ring(  # doctest: +SKIP
-        ...     "cartpole", schema, 100_000, root="/data/replay", num_envs=32
+        ...     "cartpole", schema, 100_000, root="/data/replay", num_envs=32,
+        ...     autoreset="next_step",
         ... )
     """
     cluster.require_connection()
@@ -145,8 +147,7 @@ def thin_ring(
     # Before there is a registry, which would stay.
     ring = where / run / THIN
     check_folder(ring.parent, network)
-    more = {"autoreset": "disabled", **create}
-    check_create(ring, schema, capacity, num_envs, limiter, more)
+    check_create(ring, schema, capacity, num_envs, limiter, create)
     registry = cluster.start_registry(run)
     registry.call("check", VERSION, fields, roles)
     if limiter is not None:

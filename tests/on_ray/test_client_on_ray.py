@@ -182,7 +182,9 @@ time.sleep(8)
 
 def test_those_who_use_a_stopped_run_leave_no_error_to_ray(two, cluster, tmp_path):
     run, _ = two
-    mr.ray.thin_ring(run, SCHEMA, 1_000, root=tmp_path / "head", num_envs=2)
+    mr.ray.thin_ring(
+        run, SCHEMA, 1_000, root=tmp_path / "head", num_envs=2, autoreset="disabled"
+    )
     done = subprocess.run(
         [sys.executable, "-c", STOPPED, cluster.address, run],
         capture_output=True,

@@ -30,7 +30,10 @@ def quick():
 
 @pytest.fixture
 def lanes(tmp_path):
-    create_lanes(tmp_path / "ring", SCHEMA, 400, 4, idle_s=10.0, commit_every=None)
+    create_lanes(
+        tmp_path / "ring", SCHEMA, 400, 4, idle_s=10.0, commit_every=None,
+        autoreset="disabled",
+    )  # fmt: skip
     lanes = open_lanes(tmp_path / "ring", commit_every=None)
     yield lanes
     lanes.close()
@@ -122,7 +125,10 @@ def clock():
 def test_silent_writers_lose_their_lanes_to_the_next_and_only_as_many_as_it_needs(
     tmp_path, clock
 ):
-    create_lanes(tmp_path / "ring", SCHEMA, 400, 3, idle_s=10.0, commit_every=None)
+    create_lanes(
+        tmp_path / "ring", SCHEMA, 400, 3, idle_s=10.0, commit_every=None,
+        autoreset="disabled",
+    )  # fmt: skip
     with mr.ReplayBuffer.open(
         tmp_path / "ring", "r+", on_resume="continue", commit_every=None
     ) as ring:
@@ -190,7 +196,9 @@ def test_an_end_that_no_row_followed_is_declared_again_after_a_restart(tmp_path)
 
 def test_a_ring_of_thin_writers_is_made_once(tmp_path):
     path = tmp_path / "ring"
-    create_lanes(path, SCHEMA, 100, 2, idle_s=5.0, commit_every=None)
+    create_lanes(
+        path, SCHEMA, 100, 2, idle_s=5.0, commit_every=None, autoreset="disabled"
+    )
     lanes = open_lanes(path)
     # Also while its shard has it open.
     create_lanes(path, SCHEMA, 100, 2, idle_s=7.0)
@@ -222,6 +230,18 @@ def test_a_ring_of_thin_writers_is_made_once(tmp_path):
     assert not has_lanes(tmp_path / "own")
 
 
+def test_a_new_ring_asks_what_its_environments_do_after_an_end(tmp_path):
+    path = tmp_path / "ring"
+    with pytest.raises(SchemaError, match="autoreset must say what the 2 environments"):
+        create_lanes(path, SCHEMA, 100, 2)
+    assert not path.exists()
+    create_lanes(path, SCHEMA, 100, 2, autoreset="next_step")
+    create_lanes(path, SCHEMA, 100, 2)
+    lanes = open_lanes(path)
+    assert lanes.lease(A, 1, *DESCRIBED)["autoreset"] == "next_step"
+    lanes.close()
+
+
 def test_a_ring_whose_making_was_killed_is_finished(tmp_path):
     path = tmp_path / "ring"
     mr.ReplayBuffer.create(path, SCHEMA, 100, 2, autoreset="disabled").close()
@@ -231,7 +251,7 @@ def test_a_ring_whose_making_was_killed_is_finished(tmp_path):
 
 def test_damaged_leases_are_refused_and_the_ring_is_closed(tmp_path):
     path = tmp_path / "ring"
-    create_lanes(path, SCHEMA, 100, 2)
+    create_lanes(path, SCHEMA, 100, 2, autoreset="disabled")
     (path / "ray" / "writers.json").write_text("{")
     with pytest.raises(FormatError, match=r"writers\.json"):
         open_lanes(path)
@@ -323,7 +343,7 @@ def test_a_process_that_is_killed_at_any_call_of_the_disk_loses_and_doubles_noth
     at = kills = 0
     while True:
         folder = tmp_path / str(at)
-        create_lanes(folder, SCHEMA, 64, 2, commit_every=None)
+        create_lanes(folder, SCHEMA, 64, 2, commit_every=None, autoreset="disabled")
         shard = ProcessShard(folder, at)
         rng, feeds = np.random.default_rng(at), {}
         for number in range(2):

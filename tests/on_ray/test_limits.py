@@ -86,7 +86,10 @@ class SteadyThin(Steady):
 
 
 def make_thin_ring(run, root, limiter):
-    mr.ray.thin_ring(run, SCHEMA, 100_000, root=root, num_envs=4, limiter=limiter)
+    mr.ray.thin_ring(
+        run, SCHEMA, 100_000, root=root, num_envs=4, limiter=limiter,
+        autoreset="disabled",
+    )  # fmt: skip
 
 
 class Learner:

@@ -137,7 +137,13 @@ class WritesThin(Noting):
 def make_thin_ring(run, root):
     """Make the ring of thin writers of the node that this runs on."""
     mr.ray.thin_ring(
-        run, SCHEMA, CAPACITY, root=root, num_envs=THIN_ENVS, idle_s=IDLE_S
+        run,
+        SCHEMA,
+        CAPACITY,
+        root=root,
+        num_envs=THIN_ENVS,
+        idle_s=IDLE_S,
+        autoreset="disabled",
     )
 
 

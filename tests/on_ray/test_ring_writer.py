@@ -55,7 +55,7 @@ def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
     with pytest.raises(mr.SchemaError, match="has another schema"):
         ring_writer.writer("run", SCHEMA, 100, root=tmp_path, autoreset="disabled")
     with pytest.raises(mr.SchemaError, match="has another schema"):
-        thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
+        thin.thin_ring("run", SCHEMA, 100, root=tmp_path, autoreset="disabled")
     assert list((tmp_path / "run").iterdir()) == []
     # One that was there before stays.
     for name in ("ring-000", "thin"):
@@ -64,7 +64,7 @@ def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
     with pytest.raises(mr.SchemaError, match="has another schema"):
         ring_writer.writer("run", SCHEMA, 100, root=tmp_path, num_envs=8)
     with pytest.raises(mr.SchemaError, match="has another schema"):
-        thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
+        thin.thin_ring("run", SCHEMA, 100, root=tmp_path, autoreset="disabled")
     assert len(list((tmp_path / "run").iterdir())) == 2
 
 
@@ -84,6 +84,6 @@ def test_a_ring_that_an_ending_shard_still_has_open_is_removed(
     registry = SimpleNamespace(call=call)
     monkeypatch.setattr(cluster, "start_registry", lambda run: registry)
     with pytest.raises(mr.SchemaError, match="has another schema"):
-        thin.thin_ring("run", SCHEMA, 100, root=tmp_path)
+        thin.thin_ring("run", SCHEMA, 100, root=tmp_path, autoreset="disabled")
     threads[0].join()
     assert list((tmp_path / "run").iterdir()) == []

@@ -96,6 +96,7 @@ def make_ring(*arguments, **options):
 
 def start(run, root, label="n0", num_envs=4, capacity=20_000, **options):
     """Make the ring of thin writers on a node, and return the shard and the folder."""
+    options = {"autoreset": "disabled", **options}
     on_node(
         label, make_ring, run, SCHEMA, capacity, root=str(root), num_envs=num_envs,
         **options,

@@ -70,7 +70,10 @@ class CountedShard(SimulatedShard):
     rows = 0
 
     def __init__(self, folder, limiter):
-        create_lanes(folder, SCHEMA, 4_000, 4, limiter=limiter, commit_every=None)
+        create_lanes(
+            folder, SCHEMA, 4_000, 4, limiter=limiter, commit_every=None,
+            autoreset="disabled",
+        )  # fmt: skip
         super().__init__(folder, num_lanes=4)
 
     def _run(self, call):
@@ -205,7 +208,7 @@ def test_the_ring_counts_for_the_limiter_it_was_made_with(tmp_path, rng):
     rule = mr.RateLimiter(RATIO, MIN_SIZE, 400.0)
     folder = tmp_path / "run" / "thin"
     folder.parent.mkdir()
-    create_lanes(folder, SCHEMA, 1_000, 4, commit_every=None)
+    create_lanes(folder, SCHEMA, 1_000, 4, commit_every=None, autoreset="disabled")
     assert counter_of(folder) is None
     # One without a limiter gets it later, and keeps it.
     create_lanes(folder, SCHEMA, 1_000, 4, limiter=rule)

@@ -44,10 +44,11 @@ class World:
         self.make()
         self.shard, self.num_steps = ShardHere(root), 0
 
-    def make(self, num_lanes=2, capacity=4000, **create):
+    def make(self, num_lanes=2, capacity=4000, autoreset="disabled", **create):
         return create_lanes(
-            self.ring, SCHEMA, capacity, num_lanes, commit_every=None, **create
-        )
+            self.ring, SCHEMA, capacity, num_lanes, commit_every=None,
+            autoreset=autoreset, **create,
+        )  # fmt: skip
 
     def begin(self, num_envs=2, **options):
         self.writer = ThinWriter(self.shard, SCHEMA, num_envs, steps=8, **options)

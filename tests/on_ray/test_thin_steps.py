@@ -51,6 +51,7 @@ class NestedShard(SimulatedShard):
     def __init__(self, folder, schema, num_lanes=2, **create):
         super().__init__(folder.with_name("unused"))
         self.folder = folder
+        create = {"autoreset": "disabled", **create}
         create_lanes(folder, schema, 400, num_lanes, commit_every=None, **create)
 
 
@@ -575,7 +576,7 @@ def test_a_ring_that_was_removed_is_begun_again_and_what_is_unknown_is_counted(
     shard.kill()
     shard.late.clear()
     shutil.rmtree(shard.folder)
-    create_lanes(shard.folder, SCHEMA, 400, 3, commit_every=None)
+    create_lanes(shard.folder, SCHEMA, 400, 3, commit_every=None, autoreset="disabled")
     with pytest.warns(
         DurabilityWarning, match="does not know this writer any more, so"
     ):

@@ -109,8 +109,9 @@ class SimulatedShard:
         self.folder, self.now = folder, 0.0
         with using(QuickDisk()):
             create_lanes(
-                folder, SCHEMA, capacity, num_lanes, idle_s=idle_s, commit_every=None
-            )
+                folder, SCHEMA, capacity, num_lanes, idle_s=idle_s, commit_every=None,
+                autoreset="disabled",
+            )  # fmt: skip
         self.plan, self.queue, self.late = [], [], []
         self.lanes = None
         self.kills = 0

@@ -168,7 +168,7 @@ class World:
         # Another writer of a copy may hold environments, and is gone.
         create_lanes(
             self._ring, SCHEMA, CAPACITY, 3 * NUM_ENVS * WRITERS, idle_s=2.0,
-            commit_every=0.05,
+            commit_every=0.05, autoreset="disabled",
         )  # fmt: skip
 
     def _add(self) -> None:
