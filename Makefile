@@ -6,7 +6,8 @@
 #                recording in build/demo
 #   make test    the tests, without the slow ones and of many cases a slice
 #   make docs    the documentation site, with the API reference, into build/site
-#   make install-ray   an environment with Ray, in build/ray
+#   make install-ray   an environment with Ray, in build/ray; RAY=2.55.1 makes one with
+#                that version, in build/ray-2.55.1
 #   make ray     the tests of mmreplay.ray in that environment, without the slow ones
 #   make peers   tests beside other libraries, each group in an environment of its own;
 #                PEER=skrl makes and runs one (docs/peers.md)
@@ -16,11 +17,14 @@
 PYTHON ?= python3
 TESTS ?= not slow and not left_out and not peer and not gpu
 PYTEST_ARGS ?=
+# A version of Ray; none is that of tests/on_ray/constraints.txt.
+RAY ?=
 RAY_TESTS ?= tests/on_ray
 # No slice: tools/check runs without Ray, and what is left out would run nowhere.
 RAY_MARKS ?= not slow and not peer and not gpu
 PEER ?=
 
+RAY_FOLDER := build/ray$(if $(RAY),-$(RAY))
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 # What `make test` installs includes what `make demo` and `make docs` need, so that
@@ -39,8 +43,8 @@ test: .venv/dev.ready
 docs: $(DOCS_READY)
 	$(BIN)/python -m tools.docs_site
 
-ray: build/ray/on_ray.ready
-	build/ray/bin/python -m pytest $(RAY_TESTS) -m "$(RAY_MARKS)" $(PYTEST_ARGS)
+ray: $(RAY_FOLDER)/on_ray.ready
+	$(RAY_FOLDER)/bin/python -m pytest $(RAY_TESTS) -m "$(RAY_MARKS)" $(PYTEST_ARGS)
 
 peers:
 	$(PYTHON) -m tools.peers $(PEER)
@@ -50,7 +54,7 @@ check: .venv/dev.ready
 
 install: .venv/dev.ready
 
-install-ray: build/ray/on_ray.ready
+install-ray: $(RAY_FOLDER)/on_ray.ready
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -72,11 +76,13 @@ EXTRAS = $(subst +,$(comma),$*)
 	@touch $@
 
 # Ray stands in an environment of its own: RLlib needs an older gymnasium than rl.
-build/ray/on_ray.ready: $(BUILT_OF) tests/on_ray/constraints.txt
-	@echo "installing Ray into build/ray; the first time takes minutes"
-	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
-	build/ray/bin/python -m pip install -c tests/on_ray/constraints.txt setuptools wheel
-	build/ray/bin/python -m pip install -c tests/on_ray/constraints.txt \
+$(RAY_FOLDER)/on_ray.ready: $(BUILT_OF) tests/on_ray/constraints.txt
+	@echo "installing Ray into $(RAY_FOLDER); the first time takes minutes"
+	test -x $(RAY_FOLDER)/bin/python || $(PYTHON) -m venv $(RAY_FOLDER)
+	sed 's/^ray==.*/$(if $(RAY),ray==$(RAY),&)/' tests/on_ray/constraints.txt \
+	  >$(RAY_FOLDER)/constraints.txt
+	$(RAY_FOLDER)/bin/python -m pip install -c $(RAY_FOLDER)/constraints.txt setuptools wheel
+	$(RAY_FOLDER)/bin/python -m pip install -c $(RAY_FOLDER)/constraints.txt \
 	  --no-build-isolation --editable ".[rllib,web,images]" pytest pytest-xdist hypothesis
 	@touch $@
 

@@ -7,6 +7,7 @@ Ray; ``mr.ray`` does, on first use.
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from mmreplay.ray.thin import thin_writer as thin_writer
     from mmreplay.ray.train import train_loader as train_loader
 
-SUPPORTED = "2.60"
+# The first and the last version with which `make ray` passes.
+OLDEST, NEWEST = (2, 55, 1), (2, 60)
 
 MISSING = (
     "mmreplay.ray needs Ray, which is not installed. Run: pip install 'mmreplay[ray]'"
@@ -36,10 +38,12 @@ try:
     import ray
 except ImportError as error:
     raise ModuleNotFoundError(MISSING, name="ray") from error
-if not ray.__version__.startswith(SUPPORTED + "."):
+_installed = tuple(int(part) for part in re.findall(r"\d+", ray.__version__)[:3])
+if _installed < OLDEST or _installed[: len(NEWEST)] > NEWEST:
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
     raise ImportError(
-        f"mmreplay.ray needs Ray {SUPPORTED}, got {ray.__version__}. Run: "
-        f"pip install 'mmreplay[ray]'",
+        f"mmreplay.ray needs Ray {oldest} to {newest}, got {ray.__version__}. Run: "
+        "pip install 'mmreplay[ray]'",
         name="ray",
     )
 

@@ -640,19 +640,24 @@ def check_same(
             f"{buffer.path} has another schema: "
             f"{differing(schema, buffer.schema)}. {way_out}"
         )
-    engine, autoreset = create.get("engine"), create.get("autoreset")
+    made = buffer.metadata
+    given = {name: value for name, value in create.items() if value is not None}
     wanted = describe(
-        schema, capacity, num_envs, engine or buffer.metadata.engine, None,
-        autoreset or buffer.autoreset, None,
+        schema, capacity, num_envs, given.get("engine", made.engine),
+        given.get("layout", made.ring.layout), given.get("autoreset", made.autoreset),
+        None, given.get("codec"), given.get("level"), given.get("chunk_crc32c", False),
+        given.get("heap_bytes", made.heap_nbytes or None),
     )  # fmt: skip
     facts: dict[str, tuple[object, object]] = {
         "capacity": (buffer.capacity, capacity),
         "num_envs": (buffer.num_envs, num_envs),
-        "engine": (buffer.metadata.engine, wanted.engine),
-        "autoreset": (buffer.autoreset, wanted.autoreset),
+        "engine": (made.engine, wanted.engine),
+        "autoreset": (made.autoreset, wanted.autoreset),
+        "layout": (made.ring.layout, wanted.ring.layout),
+        "heap_bytes": (made.heap_nbytes, wanted.heap_nbytes),
     }
-    if create.get("layout") is not None:
-        facts["layout"] = buffer.layout, create["layout"]
+    for name in given.keys() & {"codec", "level", "chunk_crc32c"}:
+        facts[name] = getattr(made.sharding, name), getattr(wanted.sharding, name)
     for argument, (there, got) in facts.items():
         if there != got:
             raise SchemaError(

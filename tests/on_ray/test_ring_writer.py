@@ -37,6 +37,38 @@ def test_a_ring_is_opened_again_only_by_what_it_was_made_with(tmp_path):
         again(engine="zarr")
 
 
+@pytest.mark.parametrize(
+    ("create", "other", "message"),
+    [
+        ({"heap_bytes": "64 KiB"}, {"heap_bytes": "1 MiB"}, "heap_bytes must be 65536"),
+        ({"layout": "env_major"}, {"layout": "time_major"}, "layout must be 'env_maj"),
+        ({"codec": "zstd"}, {"codec": "none"}, "codec must be 'zstd', as of .*'none'"),
+        ({"level": 3}, {"level": 4}, "level must be 3, as of .*, got 4"),
+        ({"chunk_crc32c": True}, {"chunk_crc32c": False}, "chunk_crc32c must be True"),
+    ],
+)
+def test_a_ring_is_opened_again_with_all_that_it_was_made_with(
+    tmp_path, create, other, message
+):
+    """And where such an argument is left out."""
+    fields = {**SCHEMA.fields, "text": mr.Field.text(40)}
+    schema = mr.Schema(fields)
+    engine = "memmap" if "layout" in create else "zarr"
+
+    def again(**more):
+        more = {"engine": engine, "heap_bytes": "64 KiB", **more}
+        ring, is_new = _open(tmp_path, ["w"], schema, 100, 1, None, "break", more)
+        ring.close()
+        return is_new
+
+    assert again(**create)
+    assert not again(**create)
+    assert not again()
+    assert not again(heap_bytes=None)
+    with pytest.raises(mr.SchemaError, match=message):
+        again(**other)
+
+
 @pytest.fixture
 def refusing(monkeypatch):
     """A run whose registry finds at the end that another writer was first."""

@@ -10,7 +10,7 @@ import mmreplay as mr
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
 OLD_RAY = (
-    "import sys, types; old = types.ModuleType('ray'); old.__version__ = '2.9.3'; "
+    "import sys, types; old = types.ModuleType('ray'); old.__version__ = '{}'; "
     "sys.modules['ray'] = old; "
 )
 
@@ -45,12 +45,22 @@ def test_without_ray_the_commands_say_what_to_install(command):
     )
 
 
-def test_another_version_of_ray_is_refused():
+@pytest.mark.parametrize("version", ["2.9.3", "2.55.0", "2.61.0", "3.0.0", "2"])
+def test_another_version_of_ray_is_refused(version):
     done = python(
-        OLD_RAY + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"
+        OLD_RAY.format(version)
+        + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"
     )
     assert done.returncode == 1
-    assert "mmreplay.ray needs Ray 2.60, got 2.9.3" in done.stderr
+    assert f"mmreplay.ray needs Ray 2.55.1 to 2.60, got {version}." in done.stderr
+
+
+@pytest.mark.parametrize(
+    "version", ["2.55.1", "2.56.0", "2.60.0", "2.60.7", "2.60.0rc1"]
+)
+def test_versions_of_ray_within_the_range_are_imported(version):
+    done = python(OLD_RAY.format(version) + "import mmreplay.ray")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_ray_the_attribute_is_missing_and_the_import_says_why():
