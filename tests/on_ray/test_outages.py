@@ -74,7 +74,9 @@ class Drawing:
     def __init__(self, run):
         self.client = mr.ray.ReplayClient(run, mr.UniformSampler(seed=0), batch_size=32)
         self.counts, self.error = {}, None
-        threading.Thread(target=self._draw, daemon=True).start()
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._draw, daemon=True)
+        self.thread.start()
 
     def _draw(self):
         try:
@@ -85,10 +87,15 @@ class Drawing:
                     assert batch["mission"].text() == missions(numbers)
                 for writer in {*batch["writer"].tolist()}:
                     self.counts[writer] = self.counts.get(writer, 0) + 1
-                time.sleep(0.01)
+                if self.stopped.wait(0.01):
+                    return
         except BaseException as error:
             self.error = error
-            raise
+
+    def close(self):
+        self.stopped.set()
+        self.thread.join(WAIT_S)
+        self.client.close()
 
     def goes_on(self, *writers):
         """Wait until batches with rows of each of these writers have come."""
@@ -115,7 +122,7 @@ def drawing(run_name):
 
     yield draw
     for each in made:
-        each.client.close()
+        each.close()
 
 
 def test_killed_writers_of_rings_that_lap_lose_no_published_row(

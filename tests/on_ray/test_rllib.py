@@ -33,6 +33,7 @@ from mmreplay.ray.rllib import (
     RLlibDatasource,
     SACConfig,
 )
+from tests.waits import until
 
 # Ray's own code meets Ray's own deprecations.
 pytestmark = [
@@ -658,6 +659,21 @@ def test_offline_algorithms_learn_from_a_ring(cluster, make, env_id, tmp_path):
     for _ in range(2):
         learned = algorithm.train()["learners"]["default_policy"]
     assert learned["num_module_steps_trained"] > 0
+    assert np.isfinite(float(learned["total_loss"]))
+    algorithm.stop()
+
+
+@pytest.mark.parametrize("config", ["BCConfig", "DQNConfig"])
+def test_the_programs_of_the_page_build_and_learn(cluster, tmp_path, config):
+    page = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
+    (block,) = (each for each in page.split("```python\n") if f"{config}()" in each)
+    record(tmp_path / "expert", "CartPole-v1")
+    names = {}
+    program = block.partition("```")[0].replace('"runs/', f'"{tmp_path}/')
+    exec(compile(program, "ray.md", "exec"), names)
+    algorithm = names["config"].build_algo()
+    algorithm.train()
+    learned = until(lambda: algorithm.train()["learners"].get("default_policy"))
     assert np.isfinite(float(learned["total_loss"]))
     algorithm.stop()
 
