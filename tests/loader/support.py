@@ -1,8 +1,12 @@
 """A buffer whose steps are numbered, and the datasets and checks over it."""
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 import mmreplay as mr
+
+SIZE = 64
+"""Of the batches of `draws_of`."""
 
 FIELDS = {
     "observation": {
@@ -48,6 +52,19 @@ def fill(path, count=200, capacity=100, num_envs=2, close=True, **options):
     if close:
         buffer.close()
     return buffer
+
+
+def draws_of(path, seed=0):
+    """A dataset, and batches of its items in a shuffled order."""
+    dataset = mr.ReplayDataset(path)
+    return dataset, dataset.draws(mr.ShuffledSampler(seed=seed), SIZE)
+
+
+def loader_of(dataset, draws, workers=0):
+    """torch's loader of such batches."""
+    return DataLoader(
+        dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=workers
+    )
 
 
 def legal(buffer):

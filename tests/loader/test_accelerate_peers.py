@@ -15,14 +15,13 @@ from torch.utils.data import DataLoader
 import mmreplay as mr
 from mmreplay.errors import SchemaError
 from tests.contracts.sampler import steps_of
-from tests.loader.support import fill, legal
+from tests.loader.support import SIZE, draws_of, fill, legal, loader_of
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 Configuration = accelerate.DataLoaderConfiguration
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 ROOT = Path(__file__).parents[2]
-SIZE = 64
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +35,6 @@ def prepared(loader, **options):
     options.setdefault("dispatch_batches", False)
     made = accelerate.Accelerator(cpu=True, dataloader_config=Configuration(**options))
     return made.prepare(loader)
-
-
-def draws_of(path, seed=0):
-    dataset = mr.ReplayDataset(path)
-    return dataset, dataset.draws(mr.ShuffledSampler(seed=seed), SIZE)
-
-
-def loader_of(dataset, draws, workers=0):
-    return DataLoader(
-        dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=workers
-    )
 
 
 def stream_of(path, **options):

@@ -8,12 +8,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import mmreplay as mr
 from tests.contracts.sampler import steps_of
-from tests.loader.support import fill
+from tests.loader.support import SIZE, draws_of, fill, loader_of
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 data = pytest.importorskip("lightning.fabric.utilities.data")
-SIZE, EPOCHS = 64, 2
+EPOCHS = 2
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +87,6 @@ def trained(loader, callbacks=(), checkpoint=None, **options):
     )  # fmt: skip
     trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
     return model.seen
-
-
-def draws_of(path, seed=0):
-    dataset = mr.ReplayDataset(path)
-    return dataset, dataset.draws(mr.ShuffledSampler(seed=seed), SIZE)
-
-
-def loader_of(dataset, draws, workers=0):
-    return DataLoader(
-        dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=workers
-    )
 
 
 def replay_loader(path, sampler=None):
