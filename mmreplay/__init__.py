@@ -10,8 +10,6 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from mmreplay import moved
-
 if TYPE_CHECKING:
     from mmreplay import errors as errors
     from mmreplay import ray as ray
@@ -211,28 +209,12 @@ _MODULES = {
     "view": "mmreplay.page.launch",
 }
 
-_RENAMED = {
-    "Compacted": "CompactReport",
-    "Cut": "DroppedRows",
-    "Memory": "MemoryUsage",
-    "Recorded": "RecordReport",
-    "Repaired": "RepairReport",
-    "ShrinkingSampler": "EmphasizeRecentSampler",
-}
-"""Old names that the first version still serves, with a DeprecationWarning."""
-
 __all__ = sorted(_MODULES)  # one list, not two
-
-moved.install()
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        moved.warn_renamed(f"mmreplay.{name}", new)
-        return getattr(import_module(_MODULES[new]), new)
     if name == "errors":
         return import_module("mmreplay.errors")
     if name == "ray":

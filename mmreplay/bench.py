@@ -288,7 +288,7 @@ def warm_rate(
     Raises:
         EmptyError: There is nothing to draw.
     """
-    sampler, reader = UniformSampler(seed=1), buffer.reading
+    sampler, reader = UniformSampler(seed=1), buffer.view
     drawn = [reader.draw(sampler, batch_size) for _ in range(count)]
 
     def draws() -> Iterator[PendingDraw]:
@@ -315,7 +315,7 @@ def cold_rate(
 
         def draws() -> Iterator[PendingDraw]:
             while True:
-                drawn = buffer.reading.draw(sampler, batch_size)
+                drawn = buffer.view.draw(sampler, batch_size)
                 seen.append(drop(drawn))
                 yield drawn
 
@@ -331,10 +331,10 @@ def _timed(
     took, rows, nbytes = 0.0, 0, 0
     for number, drawn in enumerate(draws):
         start = perf_counter()
-        buffer.reading.gather(drawn)
+        buffer.view.gather(drawn)
         took += perf_counter() - start
         rows += len(drawn.draw)
-        nbytes += buffer.reading.nbytes(drawn.draw)
+        nbytes += buffer.view.nbytes(drawn.draw)
         if took >= seconds and number + 1 >= minimum:
             break
     return Rate(rows / took, nbytes / took / 1e6)
@@ -343,7 +343,7 @@ def _timed(
 def _dropper(buffer: ReplayBuffer) -> Callable[[PendingDraw], float]:
     """What drops the pages of a draw, and tells the share of rows that stay."""
     ring = buffer.metadata.ring
-    files = [f for f in buffer.reading.data_files if f.nbytes > ring.num_rows]
+    files = [f for f in buffer.view.data_files if f.nbytes > ring.num_rows]
     sizes = [file.nbytes // ring.num_rows for file in files]
     pages = [Pages(f, size, "always") for f, size in zip(files, sizes, strict=True)]
     most = pages[int(np.argmax(sizes))]
@@ -415,7 +415,7 @@ def measure_speed(
     """
     _check(path, batch_size, seconds)
     with ReplayBuffer.open(path) as buffer:
-        paths, memory = buffer.reading.data_paths, buffer.memory()
+        paths, memory = buffer.view.data_paths, buffer.memory()
         compressed = buffer.zarr_path is not None
         row_nbytes = buffer.schema.row_nbytes
     larger_nbytes, ram = LARGER * batch_size * row_nbytes, whole_nbytes()

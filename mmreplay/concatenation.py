@@ -321,7 +321,7 @@ class Concat:
 
             before = []
             for buffer in self.buffers:
-                reader = buffer.reading
+                reader = buffer.view
                 with reader.lock:
                     total, sampler = reader.draws.total, buffer.sampler
                     before.append((reader, total, sampler, bookmark_of(sampler)))
@@ -361,7 +361,7 @@ class Concat:
     ) -> BufferDraw:
         view = self.buffers[number].view
         with view.lock:
-            self.buffers[number].reading.draws.count()
+            self.buffers[number].view.draws.count()
             draw = sampler.draw(view, count)
         probabilities = draw.probabilities * fraction
         draw = replace(draw, probabilities=probabilities, buffer=view.home.uuid)
@@ -896,7 +896,7 @@ def _check_batches(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> No
     Raises:
         SchemaError: They have.
     """
-    mine, other = buffer.reading.batch_names, first.reading.batch_names
+    mine, other = buffer.view.batch_names, first.view.batch_names
     if mine is None or other is None or set(mine) == set(other):
         return
     odd = sorted(set(mine) ^ set(other))[0]

@@ -494,7 +494,7 @@ def _columns(
 
 def _broken(buffer: ReplayBuffer, episodes: EnvironmentEpisodes) -> NDArray[np.bool_]:
     """Which episodes end because another begins, and not by a step that says so."""
-    flags, broken = buffer.reading.flags, np.zeros(len(episodes.begin), bool)
+    flags, broken = buffer.view.flags, np.zeros(len(episodes.begin), bool)
     which = np.flatnonzero(~episodes.running)
     env_ids, end = np.full(len(which), episodes.env_id), episodes.end[which]
     endless = (flags(env_ids, end - 1) & END) == 0

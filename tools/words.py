@@ -316,10 +316,6 @@ EXCEPTIONS = [
     Exempt("cut", "*power_cut*", ANYWHERE, "a power cut: a term of the glossary"),
     Exempt("cut", "*PowerCut*", ANYWHERE, "a power cut: a term of the glossary"),
     Exempt("cut", "*cut_flag*", ANYWHERE, "a flag of the format"),
-    Exempt(
-        "cut", "test_*cut*", ("tests/frozen/test_renamed.py", "tests/test_renamed*"),
-        "ReplayBuffer.cut, an old public name",
-    ),
     Exempt("place", "*in_place*", ANYWHERE, "an option of the command line"),
     Exempt("whole", "whole", ("mmreplay/stats.py",), "EpisodeTable.whole: public"),
     Exempt("part", "Part", ("mmreplay/splitting*",), "public: what split returns"),
@@ -395,26 +391,6 @@ EXCEPTIONS = [
     Exempt(
         "cut", "cuts", ("mmreplay/repairing/*",),
         "RepairReport.cuts, public and a JSON key",
-    ),
-    Exempt(
-        "cut", "cut", ("mmreplay/buffer/replay_buffer.py",),
-        "ReplayBuffer.cut, old name that warns",
-    ),
-    Exempt(
-        "set", "set", ("mmreplay/buffer/replay_buffer.py",),
-        "ReplayBuffer.set, old name that warns",
-    ),
-    Exempt(
-        "user", "user", ("mmreplay/buffer/replay_buffer.py",),
-        "create(user=), old name that warns",
-    ),
-    Exempt(
-        "then", "then", ("mmreplay/limiter/rate_limiter.py",),
-        "RateLimiter(then=), old name that warns",
-    ),
-    Exempt(
-        "shrinkingsampler", "ShrinkingSampler", ("mmreplay/samplers/recent.py",),
-        "old name, in pickles",
     ),
     Exempt("cut", "cut_epoch", ANYWHERE, "a field of COMMIT and of STATE"),
     Exempt("cut", "cuts", ("mmreplay/episodes/starts.py",), "a field of COMMIT"),

@@ -30,7 +30,7 @@ from typing import (
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay import kernels, moved, process
+from mmreplay import kernels, process
 from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening, zarr_group
 from mmreplay.buffer.append import Appender, BeforeOverwrite
@@ -220,7 +220,6 @@ class ReplayBuffer:
         commit_every: float | None = 10.0,
         allow_network: bool = False,
         user_metadata: dict[str, Any] | None = None,
-        user: dict[str, Any] | None = None,
     ) -> ReplayBuffer:
         """Create a buffer and open it for writing.
 
@@ -259,7 +258,6 @@ class ReplayBuffer:
             commit_every: Seconds between commits by a thread; None for none.
             allow_network: Write to a network file system all the same.
             user_metadata: JSON kept in the metadata.
-            user: Old name of `user_metadata`; it goes with the next version.
 
         Raises:
             SchemaError: An argument is not legal, transforms do not fit the schema or
@@ -269,9 +267,6 @@ class ReplayBuffer:
             FullError: No space is left.
         """
         kernels.warn_of_missing(2)
-        if user is not None:
-            moved.warn_renamed("create(user=)", "create(user_metadata=)")
-            user_metadata = user if user_metadata is None else user_metadata
         if (path is None) != (engine == "memory"):
             raise SchemaError(
                 f"path must be a folder, or None with engine='memory', got {path!r} "
@@ -689,11 +684,6 @@ class ReplayBuffer:
     @property
     def view(self) -> GenerationReader:
         """What samplers draw from: spans and boundaries, brought up to date."""
-        return self._current()
-
-    @property
-    def reading(self) -> GenerationReader:
-        """The reader of the current generation, brought up to date; for loaders."""
         return self._current()
 
     @property
@@ -1224,13 +1214,6 @@ class ReplayBuffer:
             self._current().write_field(path, env_ids, positions, values)
             self._files.mark_changed()
 
-    def set(
-        self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
-    ) -> None:
-        """Overwrite values of a mutable field; see `write_field`, the new name."""
-        moved.warn_renamed("ReplayBuffer.set", "write_field")
-        self.write_field(path, env_ids, positions, values)
-
     def dequeue(self, count: int, env_ids: ArrayLike | None = None) -> Batch:
         """Take the oldest rows of each environment out of the buffer.
 
@@ -1283,11 +1266,6 @@ class ReplayBuffer:
         with self._turn:
             appender = self._appender()
             appender.end_episodes(appender.validator.env_ids(env_ids))
-
-    def cut(self, env_ids: ArrayLike | None = None) -> None:
-        """Truncate unfinished episodes; see `end_episodes`, the new name."""
-        moved.warn_renamed("ReplayBuffer.cut", "end_episodes")
-        self.end_episodes(env_ids)
 
     def resize(self, capacity: int, *, heap_bytes: int | str | None = None) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.

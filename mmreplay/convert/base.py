@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
 from mmreplay.convert.values import MAX_ROW_NBYTES as MAX_ROW_NBYTES
 from mmreplay.errors import CorruptError, FormatError, SchemaError, no_thread
-from mmreplay.moved import warn_renamed
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
@@ -100,16 +99,6 @@ class Block:
         return Block(
             columns, self.env_ids[rows], self.positions[rows], self.flags[rows]
         )
-
-    def between(self, first: int, stop: int) -> Block:
-        """Deprecated: use `rows`."""
-        warn_renamed("Block.between", "Block.rows")
-        return self.rows(first, stop)
-
-    def taken(self, rows: NDArray[np.bool_]) -> Block:
-        """Deprecated: use `select`."""
-        warn_renamed("Block.taken", "Block.select")
-        return self.select(rows)
 
 
 class Reader(Protocol):

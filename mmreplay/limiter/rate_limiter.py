@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat, cast, get_args
+from typing import Literal, SupportsFloat, cast, get_args
 
 from mmreplay.arguments import one_of
 from mmreplay.buffer.limiting import Count
 from mmreplay.errors import SchemaError, shown
 from mmreplay.limiter.bound import FOLDER, BoundLimit
-from mmreplay.moved import warn_renamed
 
 OnTimeout = Literal["raise", "proceed"]
 
@@ -60,7 +59,6 @@ class RateLimiter:
         timeout: float | None = None,
         patience: float = 10.0,
         on_timeout: OnTimeout = "raise",
-        then: str | None = None,
     ) -> None:
         """Make one.
 
@@ -71,37 +69,16 @@ class RateLimiter:
             timeout: Seconds that a call waits.
             patience: Seconds that a call waits alone.
             on_timeout: What happens after the wait.
-            then: Old name of `on_timeout`, and ``"go_on"`` of ``"proceed"``; they go
-                with the next version.
 
         Raises:
             SchemaError: A value is not legal, or could block both sides.
         """
-        if then is not None:
-            warn_renamed("RateLimiter(then=)", "RateLimiter(on_timeout=)")
-        chosen = on_timeout if then is None else then
-        if chosen == "go_on":
-            if then is None:
-                warn_renamed("on_timeout='go_on'", "on_timeout='proceed'")
-            chosen = "proceed"
         values = (
-            samples_per_insert, min_size, error_buffer, timeout, patience, chosen,
+            samples_per_insert, min_size, error_buffer, timeout, patience, on_timeout,
         )  # fmt: skip
         for each, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, each.name, value)
         self._check()
-
-    @property
-    def then(self) -> str:
-        """Old name of `on_timeout`, with the old values."""
-        warn_renamed("RateLimiter.then", "on_timeout")
-        return "go_on" if self.on_timeout == "proceed" else self.on_timeout
-
-    def __setstate__(self, state: list[Any]) -> None:
-        """Read a pickle; those of earlier versions have ``"go_on"``."""
-        for each, value in zip(fields(self), state, strict=True):
-            new = "proceed" if value == "go_on" else value
-            object.__setattr__(self, each.name, new)
 
     def _check(self) -> None:
         ratio = _number(self.samples_per_insert)

@@ -74,7 +74,7 @@ class Draws:
         check_counts(batch_size, num_batches)
         self._dataset = dataset
         self._sampler = checked(sampler)
-        dataset.buffer.reading.check_sampler(sampler)
+        dataset.buffer.view.check_sampler(sampler)
         self._batch_size = batch_size
         self._num_batches = num_batches
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
@@ -179,7 +179,7 @@ class Draws:
                 "dataset.draws(mmreplay.PrioritizedSampler(...), batch_size)."
             )
         while True:
-            reading = self._dataset.buffer.reading
+            reading = self._dataset.buffer.view
             try:
                 return reading.update_priorities(sampler, batch, values)
             except ReplacedError:

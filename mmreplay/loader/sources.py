@@ -132,7 +132,7 @@ class BufferSource:
 
     def more(self, count: int) -> bool:
         """Whether the sampler's epoch has another batch."""
-        reader = self._buffer.reading
+        reader = self._buffer.view
         with reader.lock:
             return self._epoch is None or not self._epoch_is_over(reader, count)
 
@@ -141,7 +141,7 @@ class BufferSource:
         while True:
             # Before the lock: following a resize takes another lock, whose owner may
             # wait for this one.
-            reader = self._buffer.reading
+            reader = self._buffer.view
             with reader.lock:
                 if self._epoch is not None and self._epoch_is_over(reader, count):
                     self.end()
@@ -174,7 +174,7 @@ class BufferSource:
             share: PendingShare = pending.shares[0]
             return replace(share, buffer_id=buffer_id, fraction=fraction)
         while True:
-            reader = self._buffer.reading
+            reader = self._buffer.view
             try:
                 drawn = reader.draw(sampler, count)
             except ReplacedError:
@@ -199,7 +199,7 @@ class BufferSource:
                 return reader.gather(share.drawn, skip=skip)
             except FailedError:
                 # Another thread followed a resize, and closed what this one read.
-                former, reader = reader, self._buffer.reading
+                former, reader = reader, self._buffer.view
                 if reader is former:
                     raise
 
@@ -214,14 +214,14 @@ class BufferSource:
                 return batch
             pending.claims.release()
         while True:
-            reader = self._buffer.reading
+            reader = self._buffer.view
             with reader.lock:
                 pending.state = self._sampler.state_dict()
             try:
                 return reader.sample(self._sampler, count, pending.claims)
             except FailedError:
                 # Another thread followed a resize meanwhile; if not, it is an error.
-                if self._buffer.reading is reader:
+                if self._buffer.view is reader:
                     raise
                 pending.claims.release()
                 self.load_state_dict(pending.state)
@@ -244,7 +244,7 @@ class BufferSource:
 
     def share_nbytes(self, share: PendingShare) -> int:
         """Bytes that a draw is gathered from."""
-        return self._buffer.reading.nbytes(share.drawn.draw)
+        return self._buffer.view.nbytes(share.drawn.draw)
 
     def prefetch(self, pending: PendingBatch) -> int:
         """Ask the disk for the rows of the draw."""
@@ -252,7 +252,7 @@ class BufferSource:
 
     def prefetch_share(self, share: PendingShare) -> int:
         """Ask the disk for a draw's rows; return the bytes that were missing."""
-        return self._buffer.reading.prefetch(share.drawn.draw)
+        return self._buffer.view.prefetch(share.drawn.draw)
 
     def num_batches(self, count: int) -> int:
         """Batches of a whole epoch of the sampler."""

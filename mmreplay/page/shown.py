@@ -188,7 +188,7 @@ class ShownBuffer:
         Raises:
             Refusal: The buffer cannot be read.
         """
-        reader = self.buffer().reading
+        reader = self.buffer().view
         with self._lock:
             if self._drawn_from is None or self._drawn_from[0] is not reader:
                 files = replace(reader.files, commit=copy.copy(reader.files.commit))
@@ -370,7 +370,7 @@ def folder_of(buffer: ReplayBuffer) -> Path | None:
     path = buffer.path
     if path is None or os.path.lexists(path):
         return path
-    commit = buffer.reading.files.commit
+    commit = buffer.view.files.commit
     if isinstance(commit, CommitReader):
         with suppress(OSError, IndexError):
             there = Path(os.readlink(f"/proc/self/fd/{commit.file.fd}")).parents[1]

@@ -689,7 +689,7 @@ def _prioritized(sampler: Sampler) -> PriorityBasedSampler | None:
 def _is_removed(buffer: ReplayBuffer) -> bool:
     """Whether a buffer's folder was deleted, or leads to another buffer."""
     try:
-        return buffer.reading is None
+        return buffer.view is None
     except RemovedError:
         return True
 

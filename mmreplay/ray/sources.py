@@ -244,7 +244,7 @@ class RingsSource:
                 if drawn is not None and buffer is not None:
                     draw = draw_of(drawn, own, planned.key)
                     with suppress(FailedError):
-                        missing += buffer.reading.prefetch(draw)
+                        missing += buffer.view.prefetch(draw)
         return missing
 
     def num_batches(self, count: int) -> int:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from mmreplay.episodes.starts import BufferIdentity as BufferIdentity
 from mmreplay.episodes.starts import StartView
 from mmreplay.errors import SchemaError, shown
-from mmreplay.moved import renamed
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.schema import Schema
 
@@ -563,6 +562,3 @@ def _longer(windows: Windows, length: int) -> Windows:
         None if firsts is None else np.hstack([firsts, none]),
         windows.first_only,
     )
-
-
-__getattr__ = renamed(__name__, {"Home": "BufferIdentity"})

@@ -234,7 +234,6 @@ class Wrapper(Sampler):
 
     Attributes:
         parts: The samplers that priorities are passed on to.
-        _parts: The same, by its name in version 0.1.
     """
 
     parts: Sequence[Sampler]
@@ -251,17 +250,6 @@ class Wrapper(Sampler):
         traits = [traits_of(part) for part in parts]
         self.keeps_priorities = any(part.priorities for part in traits)
         self.draws_once = any(part.once for part in traits)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also of version 0.1, which held the parts alone."""
-        former = state.pop("_parts", None)
-        if former is not None:
-            Wrapper.__init__(self, former)
-        self.__dict__.update(state)
-
-    @property
-    def _parts(self) -> Sequence[Sampler]:
-        return self.parts
 
     def shown(self, view: View) -> View:
         """Return what the parts are shown of a view; all of it by default."""

@@ -37,7 +37,6 @@ from mmreplay.samplers.priority_store import (
     storable,
 )
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.states import FormerObject as FormerObject
 
 Normalize = Literal["batch", "buffer", "mean"]
 Ids = NDArray[np.int64]
@@ -112,11 +111,6 @@ class PriorityBasedSampler(Sampler):
         self._priorities = PriorityStore(
             options.name, float(options.initial_priority), make_distribution
         )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also of version 0.1, which held these in ``_work``."""
-        work = state.pop("_work", None)
-        self.__dict__.update(state if work is None else state | vars(work))
 
     @property
     def name(self) -> str | None:

@@ -112,10 +112,9 @@ class PriorityStore:
         Unlike after `load`, those on disk count where they can be opened, and another
         buffer's next look begins with none: a copy does what the original would do.
         """
-        # Pickles of version 0.1 have another name for it.
-        old = "make_law" in state
-        make_distribution = state["make_law" if old else "make_distribution"]
-        PriorityStore.__init__(self, state["name"], state["initial"], make_distribution)
+        PriorityStore.__init__(
+            self, state["name"], state["initial"], state["make_distribution"]
+        )
         self._pending, self._pickled = state["pending"], state["carried"]
 
     @property

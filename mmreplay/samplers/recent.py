@@ -251,8 +251,7 @@ class EmphasizeRecentSampler(Sampler):
     def state_dict(self) -> State:
         """Seed, step, eta, and how far the phase is."""
         return {
-            # Its name in version 0.1, which states keep.
-            "kind": "ShrinkingSampler",
+            "kind": "EmphasizeRecentSampler",
             "seed": self._random.seed,
             "step": self._step,
             "smallest": self._smallest,
@@ -264,7 +263,7 @@ class EmphasizeRecentSampler(Sampler):
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""
-        check_kind(state, "ShrinkingSampler")
+        check_kind(state, "EmphasizeRecentSampler")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "smallest", self._smallest)
         num_updates = max(1, stored_integer(state, "num_updates"))
@@ -274,10 +273,6 @@ class EmphasizeRecentSampler(Sampler):
         self.eta = fraction(state, "eta")
         self._sampler, self._random, self._step = fresh, StepGenerator(seed), step
         self._num_updates, self._update = num_updates, update
-
-
-ShrinkingSampler = EmphasizeRecentSampler
-"""The name in version 0.1, as pickles have it."""
 
 
 def window_size(num_starts: int, share: float, smallest: int) -> int:

@@ -52,7 +52,6 @@ from mmreplay.samplers.base import (
 from mmreplay.samplers.combine import NarrowingSampler, state_of
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, return_to
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass
-from mmreplay.samplers.states import FormerObject as FormerObject
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 
@@ -98,14 +97,6 @@ class WindowSampler(NarrowingSampler):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the buffer: a worker has its own."""
         return self.__dict__ | {"_view": None, "_starts": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also of version 0.1, which held the sampler apart."""
-        inner = state.pop("_inner", None)
-        if inner is not None:
-            WindowSampler.__init__(self, inner.sampler, inner._shape, inner._choice)
-        super().__setstate__(state)
-        self.form = self._form()
 
     def _form(self) -> str:
         """What it draws, for messages and for samplers of one batch to agree."""
@@ -175,8 +166,7 @@ class WindowSampler(NarrowingSampler):
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""
-        # A user's subclass saved its own name before kinds were written out.
-        check_kind(state, self._kind, also=type(self).__name__)
+        check_kind(state, self._kind)
         for name, value in self._arguments.items():
             same(state, name, value)
         self.parts[0].load_state_dict(parts(state, "parts", 1)[0])

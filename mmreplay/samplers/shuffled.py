@@ -226,8 +226,6 @@ class ShuffledSampler(Sampler):
     """
 
     _random: StepGenerator
-    # The starts in which the chunk was looked up; a pickle of version 0.1 has none.
-    _chunk_starts: Span | None = None
 
     def __init__(
         self,
@@ -285,7 +283,8 @@ class ShuffledSampler(Sampler):
         """Drop what was computed for an epoch."""
         self._order: Permutation | BlockPermutation | None = None
         self._chunk: tuple[int, Ids, Ids] = (0, np.empty(0, int), np.empty(0, int))
-        self._chunk_starts = None
+        # The starts in which the chunk was looked up.
+        self._chunk_starts: Span | None = None
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""

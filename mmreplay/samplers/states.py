@@ -13,25 +13,18 @@ from mmreplay.samplers.base import State
 LIMIT = 1 << 63
 
 
-class FormerObject:
-    """Holds what pickles of version 0.1 keep in an object apart from the sampler."""
-
-
-def check_kind(
-    state: State, kind: str, owner: str = "sampler", also: str | None = None
-) -> None:
+def check_kind(state: State, kind: str, owner: str = "sampler") -> None:
     """Refuse what is no state, or another sampler's.
 
     Args:
         state: What was given.
         kind: What it is to be.
         owner: Whose, in the user's words.
-        also: Another kind that is accepted.
 
     Raises:
         FormatError: It is not of this kind.
     """
-    if isinstance(state, Mapping) and state.get("kind") in (kind, also or kind):
+    if isinstance(state, Mapping) and state.get("kind") == kind:
         return
     got = state.get("kind") if isinstance(state, Mapping) else type(state).__name__
     raise FormatError(

@@ -497,7 +497,7 @@ class UseCounter(Wrapper):
         """
         if state["_lease_s"] is not None:
             _refuse_leases_of_many(state["_maximum"])
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self._set_up()
 
     def __repr__(self) -> str:

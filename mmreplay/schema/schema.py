@@ -606,9 +606,8 @@ def _made(
     fields: Mapping[str, Field],
     roles: Mapping[str, str],
     autoreset: Autoreset | None,
-    num_envs: int | None = None,
+    num_envs: int | None,
 ) -> Schema:
-    # Pickles of earlier versions have no num_envs.
     return Schema.from_flat(fields, roles)._stating(autoreset, num_envs)
 
 

@@ -239,7 +239,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_of_the_step_and_comes_once(rn
 
 def test_rows_that_cannot_be_read_stop_the_check_and_no_add(rng, monkeypatch):
     with ring() as buffer:
-        store = buffer.reading._store
+        store = buffer.view._store
         monkeypatch.setattr(type(store), "gather", _refuse)
         quiet(lambda: episodes(buffer, rng, 40))
         assert len(buffer) == 320

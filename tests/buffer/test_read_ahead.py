@@ -153,11 +153,11 @@ def test_what_is_read_was_asked_for(paths, monkeypatch, transforms, sampler, sto
     sampler, transforms = SAMPLERS[sampler](), (TRANSFORMS | GOALS)[transforms]
     with mr.ReplayBuffer.open(paths[stored], transforms=transforms) as buffer:
         for _ in range(5):
-            drawn = buffer.reading.draw(sampler, 20)
-            spy = Spy(monkeypatch, buffer.reading._store)
-            buffer.reading.prefetch(drawn.draw)
+            drawn = buffer.view.draw(sampler, 20)
+            spy = Spy(monkeypatch, buffer.view._store)
+            buffer.view.prefetch(drawn.draw)
             ahead = {name: set(rows) for name, rows in spy.asked.items()}
-            buffer.reading.gather(drawn)
+            buffer.view.gather(drawn)
             monkeypatch.undo()
             assert spy.read
             for name, rows in spy.read.items():
@@ -180,11 +180,11 @@ def test_bytes_are_those_of_every_row_of_every_step(path):
         fields = buffer.schema.fields
         observed = fields["observation/number"].nbytes + 64 * 65
         rest = 64 * 65 + 2 * 3 * 4 + 4 + 1 + 1
-        drawn = buffer.reading.draw(mr.UniformSampler(seed=0), 20)
-        assert buffer.reading.nbytes(drawn.draw) == 20 * (2 * observed + rest)
+        drawn = buffer.view.draw(mr.UniformSampler(seed=0), 20)
+        assert buffer.view.nbytes(drawn.draw) == 20 * (2 * observed + rest)
         windows = mr.SequenceSampler(5, mr.UniformSampler(seed=0))
-        drawn = buffer.reading.draw(windows, 20)
-        assert buffer.reading.nbytes(drawn.draw) == 100 * (2 * observed + rest)
+        drawn = buffer.view.draw(windows, 20)
+        assert buffer.view.nbytes(drawn.draw) == 100 * (2 * observed + rest)
 
 
 def test_nothing_is_asked_for_where_all_is_in_memory(path):
@@ -193,8 +193,8 @@ def test_nothing_is_asked_for_where_all_is_in_memory(path):
         sampler = mr.UniformSampler(seed=0)
         for _ in range(3):
             # The rows were written a moment ago: they are in the page cache.
-            drawn = buffer.reading.draw(sampler, 20)
-            assert buffer.reading.prefetch(drawn.draw) == 0
+            drawn = buffer.view.draw(sampler, 20)
+            assert buffer.view.prefetch(drawn.draw) == 0
         buffer.close()
 
 
@@ -202,7 +202,7 @@ class TestOverwritten:
     def test_a_draw_is_made_good_that_was_overwritten_since(self, tmp_path):
         buffer = fill(tmp_path / "b", close=False)
         for sampler in (mr.UniformSampler(0), mr.ShuffledSampler(0)):
-            reading = buffer.reading
+            reading = buffer.view
             drawn = reading.draw(sampler, 50)
             first = int(buffer.heads[0])
             buffer.extend(steps(first, 60))
@@ -220,7 +220,7 @@ class TestOverwritten:
     def test_a_draw_of_which_nothing_is_left_is_drawn_anew(self, tmp_path):
         buffer = fill(tmp_path / "b", close=False)
         for sampler in (mr.UniformSampler(0), mr.ShuffledSampler(0)):
-            reading = buffer.reading
+            reading = buffer.view
             drawn = reading.draw(sampler, 50)
             buffer.extend(steps(int(buffer.heads[0]), 200))
             assert len(reading.gather(drawn)) == 50

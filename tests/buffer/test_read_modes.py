@@ -129,16 +129,16 @@ def test_ends_are_those_of_steps_drawn_before_their_ring_was_replaced(
     ):
         # The last steps terminate, and nothing follows.
         writer.extend(ending(0, 45, num_envs))
-        former = reader.reading
+        former = reader.view
         drawn = [former.draw(sampler, 50) for _ in range(2)]
         if change == "resize":
             writer.resize(60)
         else:
             writer.add_field("more", mr.Field((), "int8"), 0)
         assert reader.capacity == writer.capacity
-        assert reader.reading is not former
+        assert reader.view is not former
         for each in drawn:
-            batch = reader.reading.gather(each)
+            batch = reader.view.gather(each)
             assert (batch.positions == each.draw.positions).all()
             ends_well(batch, num_envs)
 
@@ -172,12 +172,12 @@ def test_what_came_after_a_draw_is_no_final_row_of_the_lap_before(tmp_path, rng,
         for _ in range(10):
             add()
         for _ in range(300):
-            drawn = reader.reading.draw(sampler, 8)
+            drawn = reader.view.draw(sampler, 8)
             for _ in range(rng.integers(1, 3)):
                 add()
             # As another thread does that draws, or checks what it read.
             reader.view.refresh()
-            batch = reader.reading.gather(drawn)
+            batch = reader.view.gather(drawn)
             positions = batch.positions.tolist()
             assert batch["terminated"].tolist() == [ends[at] for at in positions]
             assert batch["next_observation"].tolist() == [after(p) for p in positions]

@@ -136,7 +136,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "take of a row that is gone": lambda _: in_memory().take(0, [0]),
     "take of a row to come": lambda _: in_memory().take(0, [1000]),
     "unknown field of a buffer": lambda _: in_memory().get_field("none", [0], [30]),
-    "write to a field that is not mutable": lambda _: in_memory().set(
+    "write to a field that is not mutable": lambda _: in_memory().write_field(
         "reward", 0, [30], [1.0]
     ),
     "priorities of a uniform sampler": lambda _: (

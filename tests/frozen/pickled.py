@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 import mmreplay as mr
-from tests.frozen import announced
 
 HERE = Path("/tmp/mmreplay-frozen-pickles")
 PROTOCOL = 3
@@ -115,7 +114,7 @@ def reader(folder: Path, **options: Any) -> mr.ReplayBuffer:
 
 
 def plain(value: Any, folder: Path) -> Any:
-    """A value as JSON, with the folder and the announced names made alike."""
+    """A value as JSON, with the folder made alike."""
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist(), folder)
     if hasattr(value, "detach"):
@@ -127,7 +126,7 @@ def plain(value: Any, folder: Path) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     # A function's address differs by process.
-    text = re.sub(r" at 0x[0-9a-f]+", "", announced.modern(str(value)))
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(value))
     return text.replace(str(folder), "<folder>")
 
 
@@ -284,7 +283,7 @@ SAMPLERS: dict[str, Callable[[mr.ReplayBuffer], Any]] = {
     "episode": lambda _: mr.EpisodeSampler(uniform(1)),
     "episode, where": lambda b: mr.EpisodeSampler(uniform(1), where=rich(b)),
     "recent": lambda _: mr.RecentSampler(20, 0.5, per(), seed=1),
-    "shrinking": lambda _: mr.ShrinkingSampler(20, seed=1),
+    "shrinking": lambda _: mr.EmphasizeRecentSampler(20, seed=1),
     "shuffled": lambda _: mr.ShuffledSampler(1),
     "stratified": lambda _: mr.StratifiedSampler(1),
     "distinct": lambda _: mr.DistinctSampler(1),
@@ -564,7 +563,8 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield (
         "limiter",
         Case(
-            lambda _: mr.RateLimiter(4.0, 10, 8.0, then="go_on", timeout=1.0), limited
+            lambda _: mr.RateLimiter(4.0, 10, 8.0, on_timeout="proceed", timeout=1.0),
+            limited,
         ),
     )
     yield "sum tree", Case(lambda _: _tree(mr.SumTree(8)), summed)

@@ -55,7 +55,9 @@ SAMPLERS = {
     "recent_prioritized": lambda b, s: mr.RecentSampler(
         9, 0.3, mr.PrioritizedSampler(seed=s + 1), seed=s
     ),
-    "shrinking": lambda b, s: mr.ShrinkingSampler(40, eta=0.97, smallest=20, seed=s),
+    "shrinking": lambda b, s: mr.EmphasizeRecentSampler(
+        40, eta=0.97, smallest=20, seed=s
+    ),
     "prioritized": lambda b, s: mr.PrioritizedSampler(seed=s),
     "prioritized_memory": lambda b, s: mr.PrioritizedSampler(
         0.9, 0.5, eps=1e-3, normalize="buffer", stratified=False, name=None, seed=s

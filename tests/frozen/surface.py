@@ -13,15 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.frozen import announced
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PEERS = {"mmreplay.adapters.sb3": "stable_baselines3", "mmreplay.ray": "ray"}
 """Documented modules that import the library they stand for."""
 MODULES = (
     "mmreplay", "mmreplay.episodes", "mmreplay.errors", "mmreplay.schema",
-    "mmreplay.samplers.base", "mmreplay.convert.base", "mmreplay.convert.ends",
+    "mmreplay.samplers.base", "mmreplay.convert.base", "mmreplay.convert.episode_ends",
     "mmreplay.convert.registry",
     "mmreplay.convert.staging", "mmreplay.adapters.alf", "mmreplay.adapters.pytorchrl",
     "mmreplay.adapters.rofunc", "mmreplay.adapters.sb3", "mmreplay.adapters.skrl",
@@ -30,7 +28,6 @@ MODULES = (
 """Modules that README, docs or a public docstring tell to import from."""
 BETWEEN_MODULES = {
     "ReplayBuffer": {
-        "reading",
         "hold_rows",
         "add_as_is",
         "skip_autoreset_check",
@@ -38,7 +35,7 @@ BETWEEN_MODULES = {
         "files_identity",
     },
     "RateLimiter": {"law", "bind", "check"},
-    "Home": {"cut_epoch"},
+    "BufferIdentity": {"cut_epoch"},
     "*": {"check_priorities", "discount_with"},
 }
 """Members that modules call of each other, by class; no page names them."""
@@ -260,38 +257,27 @@ def objections(old: Parameters, new: Parameters | None) -> list[str]:
                 found.append(f"takes no {kind}{name} any more")
             continue
         assert name is not None
-        later = announced.PARAMETERS.get(name, name)
-        if name not in names and later not in names:
-            if name not in announced.PARAMETERS or "**" not in rest:
-                found.append(f"has no parameter {name!r} any more")
+        if name not in names:
+            found.append(f"has no parameter {name!r} any more")
             continue
-        _, kind_now, default_now = names.get(name) or names[later]
+        _, kind_now, default_now = names[name]
         if kind_now != kind and (kind, kind_now) not in (
             ("keyword", "either"), ("position", "either"),
         ):  # fmt: skip
             found.append(f"parameter {name!r} was of kind {kind!r}, is {kind_now!r}")
         elif kind in ("position", "either") and (
-            len(positional) <= number or positional[number] not in (name, later)
+            len(positional) <= number or positional[number] != name
         ):
             found.append(f"parameter {name!r} was number {number} and is not")
-        if (
-            default is not None
-            and default_now != default
-            and name not in announced.PARAMETERS
-        ):
+        if default is not None and default_now != default:
             found.append(f"the default of {name!r} was {default}, is {default_now}")
-    known = {name for name, *_ in old} | set(announced.PARAMETERS.values())
+    known = {name for name, *_ in old}
     found += [
         f"needs a new argument {name!r}"
         for name, kind, default in new
         if name not in known and kind not in ("*", "**") and default is None
     ]
     return found
-
-
-def forwards(new: Parameters | None) -> bool:
-    """Whether a signature takes anything, as that of an alias may."""
-    return new is not None and [kind for _, kind, _ in new] == ["*", "**"]
 
 
 def formats() -> dict[str, Any]:

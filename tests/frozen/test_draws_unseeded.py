@@ -22,7 +22,7 @@ SAMPLERS = {
     "shuffled": lambda b, s: mr.ShuffledSampler(s),
     "stratified": lambda b, s: mr.StratifiedSampler(s),
     "recent": lambda b, s: mr.RecentSampler(9, 0.3, seed=s),
-    "shrinking": lambda b, s: mr.ShrinkingSampler(40, smallest=20, seed=s),
+    "shrinking": lambda b, s: mr.EmphasizeRecentSampler(40, smallest=20, seed=s),
     "prioritized": lambda b, s: prioritized(s),
     "rank_prioritized": lambda b, s: mr.RankPrioritizedSampler(name=None, seed=s),
     "recent_of": lambda b, s: mr.RecentSampler(9, 0.3, mr.UniformSampler(s), seed=0),

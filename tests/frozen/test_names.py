@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from tests.frozen import announced, surface
+from tests.frozen import surface
 from tests.frozen.records import recorded
 
 NAMES = recorded("names")
@@ -20,18 +20,6 @@ def imported(module):
         return pytest.skip(str(error))
 
 
-def served(module, name):
-    """What serves a recorded name now."""
-    held = imported(module)
-    thing = surface.get(held, name)
-    if inspect.isclass(thing) or surface.described(thing)["kind"] == "value":
-        return thing
-    later = announced.NAMES.get(name, name)
-    if later != name and surface.forwards(surface.parameters(thing)):
-        return surface.get(held, later)
-    return thing
-
-
 def test_something_was_recorded_of_every_documented_module():
     assert set(NAMES) == set(surface.MODULES)
     assert all(NAMES.values())
@@ -41,7 +29,7 @@ def test_something_was_recorded_of_every_documented_module():
 @pytest.mark.parametrize(("module", "name"), PAIRS)
 def test_a_public_name_stays_and_takes_what_it_took(module, name, request):
     old = NAMES[module][name]
-    thing = served(module, name)
+    thing = surface.get(imported(module), name)
     if old["kind"] == "value":
         assert thing is not None
         return
@@ -66,9 +54,6 @@ def test_a_public_name_stays_and_takes_what_it_took(module, name, request):
             if before != after:
                 told.append(f"{member} was {before}, is {after}")
             continue
-        later = announced.METHODS.get(member)
-        if later in now["members"] and surface.forwards(after):
-            after = now["members"][later]
         told += [
             f"{member} {objection}"
             for objection in surface.objections(before, after)
@@ -104,11 +89,3 @@ def test_a_signature_that_changed_is_noticed(now, words):
     assert bool(objections) == bool(words)
     for each in words:
         assert any(each in objection for objection in objections)
-
-
-def test_an_announced_parameter_may_be_named_anew():
-    old = surface.parameters(lambda path, *, user=None: 0)
-    assert surface.objections(
-        old, surface.parameters(lambda path, *, user_metadata=None, **old: 0)
-    ) == []  # fmt: skip
-    assert surface.objections(old, surface.parameters(lambda path: 0))

@@ -306,7 +306,7 @@ def test_a_batch_beyond_memory_is_measured_with_its_values(ring):
 def test_an_illegal_reference_of_an_overwritten_row_is_no_damage(tmp_path):
     writer = filled(tmp_path / "ring", steps=60, capacity=60)
     with mr.ReplayBuffer.open(tmp_path / "ring") as reader:
-        view = reader.reading
+        view = reader.view
         pending = view.draw(mr.UniformSampler(seed=0), 20)
         drawn = pending.draw.positions.copy()
         for number in range(60, 200):
@@ -424,7 +424,7 @@ def test_no_copy_gives_a_damaged_value_a_checksum_that_fits(ring, copy, position
 
 def test_verify_finds_values_that_overlap(ring):
     with mr.ReplayBuffer.open(ring) as buffer:
-        fields = buffer.reading._store.gather(np.array([12]), ("tokens",))
+        fields = buffer.view._store.gather(np.array([12]), ("tokens",))
         reference = fields["tokens"][0]
     forge(ring, 14, tuple(reference))
     found = [f for f in mr.verify_buffer(ring).findings if f.kind == "value"]
@@ -433,7 +433,7 @@ def test_verify_finds_values_that_overlap(ring):
 
 def test_rows_whose_values_overlap_are_not_all_read_at_once(ring):
     with mr.ReplayBuffer.open(ring) as buffer:
-        fields = buffer.reading._store.gather(np.array([12]), ("tokens",))
+        fields = buffer.view._store.gather(np.array([12]), ("tokens",))
         reference = tuple(fields["tokens"][0])
     for position in range(13, 30):
         forge(ring, position, reference)

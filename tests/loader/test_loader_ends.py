@@ -391,7 +391,7 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
         return gather(self, pending, skip=skip)
 
     with mr.ReplayBuffer.open(path) as buffer:
-        reading = buffer.reading
+        reading = buffer.view
         drawn = reading.draw(mr.UniformSampler(0), 16)
         nbytes = reading.nbytes(drawn.draw)
         monkeypatch.setattr(GenerationReader, "gather", slow)

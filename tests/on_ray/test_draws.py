@@ -255,7 +255,7 @@ def test_rows_overwritten_while_they_are_copied_are_drawn_again(tmp_path, monkey
         writer.extend(n=np.arange(100))
         own = RingDraws(client_of(mr.UniformSampler()))
         own.serve({"a": tmp_path / "a"})
-        reader = own.buffers["a"].reading
+        reader = own.buffers["a"].view
         copy, count = type(reader).copy_draw, [0]
 
         def slow_copy(self, *args, **kwargs):

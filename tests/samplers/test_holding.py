@@ -701,7 +701,7 @@ def test_a_use_that_is_handed_out_during_a_draw_counts_once(maximum, rows):
     sampler = counter(inside, maximum)
     with ring(None, sampler, rows=rows) as buffer:
         for turn in range(maximum):
-            drawn = buffer.reading.draw(sampler, rows)
+            drawn = buffer.view.draw(sampler, rows)
             assert len(drawn.draw) == rows, turn
             inside.waiting.append(drawn.claims)
         with pytest.raises(EmptyError, match=f"used {maximum} times"):

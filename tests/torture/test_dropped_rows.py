@@ -154,7 +154,7 @@ def test_a_draw_of_rows_that_were_dropped_is_repeated(tmp_path, kind, late):
         with ReplayBuffer.open(
             folder / "a", sampler=sampler, transforms=transforms
         ) as reader:
-            drawn = reader.reading.draw(sampler, 64)
+            drawn = reader.view.draw(sampler, 64)
             assert drawn.draw.positions.max() > 12
             done, store = [], reader._files.store
 
@@ -166,7 +166,7 @@ def test_a_draw_of_rows_that_were_dropped_is_repeated(tmp_path, kind, late):
 
             if late:
                 done.append(lost(folder, disk, buffer, 4))
-                batch = reader.reading.gather(drawn)
+                batch = reader.view.gather(drawn)
             else:
                 with mock.patch.object(store, "gather", read):
                     batch = reader.sample(64)

@@ -133,7 +133,7 @@ def reading(
     times = race(sides, sizes.turns)
     files = {
         OURS: sorted((sharded.zarr_path / "pixels").glob("c.*")),
-        RAW: [file.path for file in raw.reading.data_files],
+        RAW: [file.path for file in raw.view.data_files],
     }
     missing = cold_race({name: sides[name] for name in files}, files, sizes.turns)
     packed, whole = sharded.compression["pixels"]

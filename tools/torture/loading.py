@@ -66,7 +66,7 @@ class Pair:
         """Open what the loader draws from, and make it."""
         self.drawn = self.world.opened()
         for buffer in buffers_of(self.drawn):
-            _make_fail(buffer.reading, self.armed)
+            _make_fail(buffer.view, self.armed)
         self.loader = mr.ReplayLoader(
             self.drawn, self.world.batch_size, **self.world.loading
         )

@@ -26,5 +26,4 @@ __all__ = [
 __getattr__ = names_on_use(
     __name__,
     dict.fromkeys(__all__, "pytorchrl.storages"),
-    {"put": "pytorchrl.data.put"},
 )

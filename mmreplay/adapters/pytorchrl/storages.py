@@ -270,14 +270,6 @@ class NStepReplayBuffer(ReplayBuffer):
         self._ring_gamma = float(algorithm.gamma)
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `PickledByPath`; earlier versions pickled one gamma for all rows."""
-        if "gamma" in state:
-            gamma = float(state.pop("gamma"))
-            state |= {"_n_step": state.pop("n_step"), "_gammas": Gammas(gamma)}
-            state |= {"_ring_gamma": gamma, "_cut_at": 0}
-        super().__setstate__(state)
-
     @classmethod
     def _check(cls, name: str, value: object) -> None:
         super()._check(name, value)
@@ -500,13 +492,6 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         super().__init__(
             size, device, actor, algorithm, envs, n_step, path=path, resume=resume
         )
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `PickledByPath`; pickles of earlier versions have other names."""
-        for name in ("epsilon", "error"):
-            if name in state:
-                state[f"_{name}"] = state.pop(name)
-        super().__setstate__(state)
 
     @classmethod
     def _check(cls, name: str, value: object) -> None:

@@ -24,5 +24,4 @@ __all__ = [
 __getattr__ = names_on_use(
     __name__,
     dict.fromkeys(__all__, "sb3.replay_buffer"),
-    {"CPU": "sb3.replay_buffer.CPU", "Steps": "sb3.steps.Steps"},
 )

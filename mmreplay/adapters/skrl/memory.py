@@ -210,9 +210,6 @@ class Memory(PickledByPath):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See `PickledByPath`."""
         self._cursor = Cursor(state["num_envs"])
-        if "_kept" in state:
-            # Pickles of earlier versions have this name.
-            state["_keep_dimensions"] = state.pop("_kept")
         super().__setstate__(state)
         # The machine that it was pickled on may have had another.
         self.device = device_of(self.device)

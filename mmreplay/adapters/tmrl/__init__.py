@@ -17,5 +17,4 @@ __all__ = ["GenericTorchMemory", "Memory", "TorchMemory"]
 __getattr__ = names_on_use(
     __name__,
     dict.fromkeys(__all__, "tmrl.memory"),
-    {"Kept": "common.location.PickledByPath", "Rows": "tmrl.rows.Rows"},
 )

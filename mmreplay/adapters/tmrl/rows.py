@@ -61,12 +61,6 @@ class Rows:
         self._no_act: Any = None
         self._fields: dict[str, Field] = {}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Pickles of earlier versions have another name for `crc_debug`."""
-        if "_crc_debug" in state:
-            state = {**state, "crc_debug": state["_crc_debug"]}
-        self.__dict__ |= state
-
     @property
     def user_metadata(self) -> dict[str, Any]:
         """The structure of observations and actions, as JSON."""

@@ -19,9 +19,4 @@ __all__ = ["BatchExperience", "BufferBase", "ReplayBuffer"]
 __getattr__ = names_on_use(
     __name__,
     dict.fromkeys(__all__, "velora.replay_buffer"),
-    {
-        "Kept": "common.location.PickledByPath",
-        "fixed": "common.location.fixed",
-        "played": "velora.replay_buffer.play_steps",
-    },
 )
