@@ -130,30 +130,6 @@ def test_gammas_of_rows_go_with_a_pickle(make):
     again.close()
 
 
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_a_pickle_of_an_earlier_version_is_read(make, kind, options):
-    storage = make(kind, **options)
-    insert(storage, range(10))
-    state = storage.__getstate__()
-    for name in ("_n_step", "_gammas", "_ring_gamma", "_cut_at"):
-        del state[name]
-    state |= {"n_step": 3, "gamma": 0.9}
-    if kind is PERBuffer:
-        state |= {"epsilon": state.pop("_epsilon"), "error": state.pop("_error")}
-    kept = pickle.dumps(state)
-    storage.close()
-    again = kind.__new__(kind)
-    again.__setstate__(pickle.loads(kept))
-    assert (again.n_step, again.gamma) == (3, 0.9)
-    if kind is PERBuffer:
-        assert (again.epsilon, again.error) == (storage.epsilon, storage.error)
-    again.gamma = 0.5
-    insert(again, range(50, 60))
-    expected = expected_of(0, [0.9] * 8) | expected_of(50, [0.5] * 8)
-    assert drawn_of(again, batches=120) == expected
-    again.close()
-
-
 WRITER = """
 import os, signal, sys
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer

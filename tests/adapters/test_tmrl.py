@@ -288,19 +288,6 @@ def test_crc_debug_does_not_change_once_there_is_a_ring(make):
     assert memory.sample()[0].shape == (4,)
 
 
-def test_a_pickle_of_an_earlier_version_is_read(make):
-    memory = make(crc_debug=False)
-    memory.append_buffer(Buffer([plain(1.0), plain(2.0)]))
-    state = vars(memory._rows).copy()
-    state["_crc_debug"] = state.pop("crc_debug")
-    rows = type(memory._rows).__new__(type(memory._rows))
-    rows.__setstate__(state)
-    memory._rows = rows
-    assert memory.crc_debug is False
-    assert memory.sample()[0].shape == (4,)
-    memory.append_buffer(Buffer([plain(3.0)]))
-
-
 def test_actions_that_are_none_after_a_reset_are_zero(make):
     memory = make(act_buf_len=2)
     memory.append(Buffer([sample(0, act=None)]))
