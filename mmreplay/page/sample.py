@@ -95,7 +95,8 @@ class Sample:
         """Return about so many steps of it, in runs of neighbours, evenly."""
         if len(self) <= count:
             return self
-        run = min(RUN_ROWS, max(1, count // 4))
+        # A game may stand still for as long as a run of neighbours.
+        run = min(RUN_ROWS, max(2, count // 16))
         firsts = np.linspace(0, len(self) - run, max(1, count // run)).astype(np.int64)
         rows = np.unique((firsts[:, None] + np.arange(run)).ravel())
         follows = self.follows[rows]
