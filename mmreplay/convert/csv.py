@@ -68,7 +68,7 @@ from mmreplay.convert.description import (
     Description,
 )
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.convert.undescribed import TableReader, in_place, refuse_autoreset
+from mmreplay.convert.undescribed import TableReader, in_place, needless_autoreset
 from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -144,7 +144,8 @@ def open_reader(
         )
     other = registry.find_layout("csv", layout, path)
     if other is not None:
-        refuse_autoreset(path, autoreset)
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return other.open_reader(
             "csv", path, num_envs=num_envs, cursor=cursor, dtypes=dtypes,
             allow_expansion=allow_expansion,
@@ -155,7 +156,8 @@ def open_reader(
         found = find_sidecar(file) if sidecar else None
     if found is None:
         return open_plain(path, dtypes or {}, allow_expansion, autoreset)
-    refuse_autoreset(path, autoreset)
+    if autoreset is not None:
+        raise needless_autoreset(path, autoreset)
     if dtypes:
         raise SchemaError(
             f"dtypes must be None for {path}, whose sidecar has the dtypes, got "

@@ -55,8 +55,8 @@ from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
     PlainReader,
     in_place,
+    needless_autoreset,
     no_integers,
-    refuse_autoreset,
 )
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
@@ -106,7 +106,8 @@ def open_reader(
     """
     other = registry.find_layout("npz", layout, path)
     if other is not None:
-        refuse_autoreset(path, autoreset)
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return other.open_reader(
             "npz", path, size=size, cursor=cursor, allow_expansion=allow_expansion
         )
@@ -117,7 +118,8 @@ def open_reader(
         columns, member = read_columns(file, notes, allow_expansion)
         if member is None:
             return in_place(PlainReader(file, columns, notes, autoreset=autoreset))
-        refuse_autoreset(path, autoreset)
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return ArrayReader(file, columns, _description(file, member), notes)
     except BaseException:
         file.close()

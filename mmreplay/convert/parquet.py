@@ -63,8 +63,8 @@ from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
     TableReader,
     in_place,
+    needless_autoreset,
     no_position,
-    refuse_autoreset,
 )
 from mmreplay.convert.values import (
     VALUES_NBYTES,
@@ -143,7 +143,8 @@ def open_reader(
         raise description_lost(paths[0])
     if described is None:
         return open_plain(path, paths, allow_expansion, autoreset)
-    refuse_autoreset(path, autoreset)
+    if autoreset is not None:
+        raise needless_autoreset(path, autoreset)
     where = f"{paths[0]}: {KEY!r} in its metadata"
     description = Description.from_bytes(described, where)
     return ParquetReader(path, paths, description, allow_expansion)

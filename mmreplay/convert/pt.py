@@ -44,8 +44,8 @@ from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
     PlainReader,
     in_place,
+    needless_autoreset,
     no_integers,
-    refuse_autoreset,
 )
 from mmreplay.convert.zip_file import Entry
 from mmreplay.disk.files import File
@@ -104,7 +104,8 @@ def open_reader(
     """
     other = registry.find_layout("pt", layout, path)
     if other is not None:
-        refuse_autoreset(path, autoreset)
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return other.open_reader("pt", path, size=size, cursor=cursor, fields=fields)
     registry.refuse_layout_options("pt", size=size, cursor=cursor)
     file = File.open(path, None)
@@ -206,7 +207,8 @@ def _reader(
         return in_place(
             PlainReader(file, columns, notes, own_names=own, autoreset=autoreset)
         )
-    refuse_autoreset(file.path, autoreset)
+    if autoreset is not None:
+        raise needless_autoreset(file.path, autoreset)
     dtype, shape = described.dtype, described.shape
     nbytes = shape[0] if len(shape) == 1 else MAX_NBYTES + 1
     if dtype != "uint8" or nbytes > MAX_NBYTES:

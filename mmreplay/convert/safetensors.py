@@ -52,7 +52,7 @@ from mmreplay.convert.base import (
 )
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.staging import Staging
-from mmreplay.convert.undescribed import PlainReader, in_place, refuse_autoreset
+from mmreplay.convert.undescribed import PlainReader, in_place, needless_autoreset
 from mmreplay.convert.values import Shard
 from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
@@ -100,8 +100,9 @@ def open_reader(
         CorruptError: It is damaged.
     """
     other = registry.find_layout("safetensors", layout, path)
-    if other is not None or path.is_dir() or path.name == INDEX:
-        refuse_autoreset(path, autoreset)
+    folder = path.is_dir() or path.name == INDEX
+    if autoreset is not None and (folder or other is not None):
+        raise needless_autoreset(path, autoreset)
     if other is not None:
         return other.open_reader("safetensors", path)
     if path.is_dir():
@@ -205,7 +206,8 @@ def _reader(file: File, autoreset: Autoreset | None) -> Reader:
         if sums_of(file, metadata).keys() & {KEY, SHARD}:
             raise description_lost(file.path)
         return in_place(PlainReader(file, columns, notes, autoreset=autoreset))
-    refuse_autoreset(file.path, autoreset)
+    if autoreset is not None:
+        raise needless_autoreset(file.path, autoreset)
     described = text(file, metadata, KEY).encode("utf-8", "replace")
     name = f"{file.path}: {KEY!r} in its metadata"
     description = Description.from_bytes(described, name)

@@ -153,7 +153,8 @@ class PlainReader(Reader):
                 self._plain.schema, notes, autoreset
             )
         else:
-            refuse_autoreset(file.path, autoreset)
+            if autoreset is not None:
+                raise needless_autoreset(file.path, autoreset)
             self._description = plain(self._plain.schema, self._rows)
         refuse_wide(self._description.row_nbytes, file.path)
 
@@ -344,7 +345,8 @@ class TableReader(Reader):
                 self._plain.schema, notes, autoreset
             )
         else:
-            refuse_autoreset(path, autoreset)
+            if autoreset is not None:
+                raise needless_autoreset(path, autoreset)
             self._description = plain(self._plain.schema, rows)
         refuse_wide(self._description.row_nbytes, path)
 
@@ -646,17 +648,12 @@ class RowPositions:
         )  # fmt: skip
 
 
-def refuse_autoreset(path: Path, autoreset: Autoreset | None) -> None:
-    """Refuse an autoreset for rows that need none said.
-
-    Raises:
-        SchemaError: It is not None.
-    """
-    if autoreset is not None:
-        raise SchemaError(
-            f"autoreset is for files with the columns {', '.join(POSITION_COLUMNS)} "
-            f"and without a description, got {autoreset!r} for {path}. Leave it out."
-        )
+def needless_autoreset(path: Path, autoreset: Autoreset) -> SchemaError:
+    """The error for an autoreset of rows that need none said."""
+    return SchemaError(
+        f"autoreset is for files with the columns {', '.join(POSITION_COLUMNS)} "
+        f"and without a description, got {autoreset!r} for {path}. Leave it out."
+    )
 
 
 def in_place(reader: PlainReader | TableReader) -> Reader:
