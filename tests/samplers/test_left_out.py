@@ -76,6 +76,30 @@ def test_rows_that_are_left_out_are_those_that_no_draw_has(name):
         assert 0 < left < alive(buffer)
 
 
+def stale(sampler=None):
+    """The rows of one environment that are at most 20 versions behind version 70."""
+    return mr.StalenessSampler("pair", 70, 20, sampler=sampler, seed=3)
+
+
+NARROW = {
+    "newest alone": lambda: mr.RecentSampler(3, 1.0, mr.UniformSampler(0), seed=0),
+    "newest first": lambda: mr.EmphasizeRecentSampler(2, eta=0.999, smallest=1, seed=0),
+    "groups of three": lambda: mr.GroupSampler("pair", rows=3, seed=0),
+    "recent versions": stale,
+    "groups of recent versions": lambda: stale(mr.GroupSampler("pair", seed=0)),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_samplers_of_few_rows_leave_out_more_than_what_is_illegal(name):
+    with make(NARROW[name]()) as buffer:
+        left, drawn = buffer.count_left_out(), set()
+        for _ in range(300):
+            drawn |= starts_of(buffer.sample(8))
+        assert left == alive(buffer) - len(drawn)
+        assert left > alive(buffer) - len(legal_starts(buffer))
+
+
 def test_ragged_episodes_leave_out_what_begins_none():
     with make(mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged")) as buffer:
         drawn = set()
