@@ -592,21 +592,21 @@ class RowPositions:
         return RowRanges(env_ids, first, stop)
 
     def describe(
-        self, schema: Schema, notes: Notes, given: Autoreset | None = None
+        self, schema: Schema, notes: Notes, autoreset: Autoreset | None = None
     ) -> Description:
         """The description, as far as it can be recovered.
 
         Args:
             schema: The fields.
             notes: Receives what is known of the rest, and what is not.
-            given: The autoreset, where the user says it.
+            autoreset: Where the user says it.
 
         Raises:
             SchemaError: That is none, or the rows say another one.
         """
-        if given is not None:
-            one_of("autoreset", given, AUTORESETS)
-            if given == "next_step" and self.sure:
+        if autoreset is not None:
+            one_of("autoreset", autoreset, AUTORESETS)
+            if autoreset == "next_step" and self.sure:
                 raise SchemaError(
                     "autoreset must not be 'next_step' for these rows: an episode's "
                     "end is followed by the first step of the next one, and not by a "
@@ -618,18 +618,18 @@ class RowPositions:
         ranges = self.ranges
         rows = np.zeros(count, np.int64)
         np.add.at(rows, ranges.env_ids, ranges.stop - ranges.first)
-        autoreset: Autoreset = given or (
+        chosen: Autoreset = autoreset or (
             "next_step" if self.finals and not self.bare else "disabled"
         )
         notes.note(
             f"columns {', '.join(POSITION_COLUMNS)} are of a buffer whose description "
             "is lost: rows go to these positions, its capacity is the number of rows, "
-            f"and its autoreset {autoreset!r}"
+            f"and its autoreset {chosen!r}"
         )
-        if given is None and self.finals and not self.sure:
+        if autoreset is None and self.finals and not self.sure:
             # Without final rows the autoreset makes no difference to any row.
             notes.doubt(
-                f"the buffer's autoreset was taken as {autoreset!r}: its rows do not "
+                f"the buffer's autoreset was taken as {chosen!r}: its rows do not "
                 "say whether final rows are the environment's own, as with "
                 "'next_step'; pass autoreset= (--autoreset) to say it"
             )
@@ -644,7 +644,7 @@ class RowPositions:
                 f"{self.orphans:,} final rows were left out, whose step is not there"
             )
         return Description(
-            schema, first, stop, max(1, int(rows.max())), autoreset
+            schema, first, stop, max(1, int(rows.max())), chosen
         )  # fmt: skip
 
 

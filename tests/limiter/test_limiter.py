@@ -363,7 +363,7 @@ def test_a_starved_writer_that_never_drew_takes_no_counts_from_a_learner(tmp_pat
             assert len(learner.sample(5)) == 5
 
 
-def test_a_starved_learner_whose_counts_are_elsewhere_is_told_of_the_wait(tmp_path):
+def test_a_starved_learner_whose_counts_are_elsewhere_hears_of_the_wait(tmp_path):
     with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
         add(buffer, 5)
         uses = [mr.UseCounter(1, mr.UniformSampler(seed=0)) for _ in range(2)]

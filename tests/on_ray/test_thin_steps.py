@@ -469,7 +469,7 @@ def by_agent(values):
 
 @pytest.mark.parametrize("call", ["add", "extend"])
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_dicts_of_agents_are_taken_as_a_buffer_takes_them(tmp_path, call, num_envs):
+def test_dicts_of_agents_are_added_as_to_a_buffer(tmp_path, call, num_envs):
     of_agents = {"terminated": "bool", "truncated": "bool", "reward": "float32"}
     schema = mr.Schema(
         {name: mr.Field((2,), dtype) for name, dtype in of_agents.items()}
