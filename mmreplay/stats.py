@@ -27,6 +27,8 @@ BLOCK_NBYTES = 8 << 20
 MAX_BLOCK_ROWS = 1 << 16
 CACHED = 1 << 15
 """Elements that are processed at once."""
+MAX_WHOLE = 1 << 51
+"""Half a number from smaller ones is a float64 as well."""
 
 Array = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -135,6 +137,7 @@ class Moments:
         max: Largest.
         mean: Arithmetic mean.
         m2: Sum of squared distances from the mean.
+        whole: All of the finite elements are whole numbers.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
@@ -149,6 +152,7 @@ class Moments:
     max: float = math.nan
     mean: float = math.nan
     m2: float = 0.0
+    whole: bool = False
 
     @property
     def std(self) -> float:
@@ -176,6 +180,7 @@ class Moments:
             max(self.max, other.max),
             self.mean + gap * other.count / count,
             self.m2 + other.m2 + gap * gap * self.count * other.count / count,
+            self.whole and other.whole,
         )
 
 
@@ -215,7 +220,7 @@ def moments_of(values: NDArray[np.generic]) -> Moments:
         if flat.dtype.kind == "b":
             least, most = bool(least), bool(most)
         m2 = float(count @ (numbers - mean) ** 2)
-        return Moments(flat.size, 0, least, most, mean, m2)
+        return Moments(flat.size, 0, least, most, mean, m2, whole=True)
     total = Moments()
     # So few that what is made of them stays in the processor's cache.
     for first in range(0, flat.size, CACHED):
@@ -236,7 +241,13 @@ def moments_of(values: NDArray[np.generic]) -> Moments:
             # Not by BLAS, whose threads cost more than they gain here. Limits as
             # Python numbers: an int64 need not fit a float.
             m2 = float(np.einsum("i,i", wide, wide))
-        found = Moments(piece.size, nonfinite, least.item(), most.item(), mean, m2)
+        # Of most that are not, the first few show it.
+        whole = flat.dtype.kind != "f" or all(
+            bool((some == np.floor(some)).all()) for some in (piece[:64], piece)
+        )
+        found = Moments(
+            piece.size, nonfinite, least.item(), most.item(), mean, m2, whole
+        )
         total = total.merge(found)
     return total
 
@@ -295,8 +306,8 @@ def histogram(
         path: The field; all its elements are counted, NaN and infinity left out. A
             field that varies counts the items of all values; text and bytes count by
             their lengths in bytes.
-        bins: At most so many. Integers get bins of whole width, one per value
-            where they fit.
+        bins: At most so many. Whole numbers, in a float field too, get bins of whole
+            width, one per value where they fit.
         progress: Called with (steps read, steps to read), in each pass.
 
     Returns:
@@ -385,7 +396,9 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
 
     Args:
         total: Moments of the values.
-        field: Of the values; integers get bins of whole width.
+        field: Of the values. Whole numbers get bins of whole width in a float field
+            too: bins of 2 numbers beside bins of 3 would look like a pattern of the
+            values.
         bins: At most so many.
 
     Returns:
@@ -393,29 +406,17 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
     """
     if total.count == 0:
         return np.array([0.0, 1.0])
-    if field.numpy.kind in "iub" and field.dtype != "bfloat16":
-        return whole_edges(int(total.min), int(total.max), bins)
+    integers = field.numpy.kind in "iub" and field.dtype != "bfloat16"
+    if integers or (total.whole and max(abs(total.min), abs(total.max)) < MAX_WHOLE):
+        # Each bin holds equally many numbers; the last may reach beyond the largest.
+        first, count = int(total.min), int(total.max) - int(total.min) + 1
+        width = -(-count // bins)
+        return float(first) - 0.5 + width * np.arange(-(-count // width) + 1.0)
     least, most = float(total.min), float(total.max)
     if least == most:
         half = max(0.5, abs(least) * 1e-6)
         return np.array([least - half, least + half])
     return np.linspace(least, most, bins + 1)
-
-
-def whole_edges(minimum: int, maximum: int, bins: int) -> Floats:
-    """Edges of bins that hold equally many whole numbers each.
-
-    Args:
-        minimum: Smallest number that is counted.
-        maximum: Largest.
-        bins: At most so many; the last one may reach beyond the largest number.
-
-    Returns:
-        float64 ``[N + 1]``, growing, each half a number from the next whole one.
-    """
-    width = -(-(maximum - minimum + 1) // bins)
-    number = -(-(maximum - minimum + 1) // width)
-    return float(minimum) - 0.5 + width * np.arange(number + 1.0)
 
 
 def episode_table(

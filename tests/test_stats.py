@@ -286,6 +286,53 @@ def test_integers_get_a_bin_each_where_they_fit(buffer):
     assert counts.tolist() == [int((actions == a).sum()) for a in range(-3, 4)]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(("low", "high", "width"), [(-3, 4, 1), (0, 200, 4)])
+def test_whole_numbers_of_a_float_field_get_bins_of_whole_width(
+    tmp_path, rng, monkeypatch, dtype, low, high, width
+):
+    # Bins of 3 numbers beside bins of 4 would look like a pattern of the values.
+    monkeypatch.setattr(stats, "CACHED", 64)
+    values = rng.integers(low, high + 1, 3000).astype(np.float64)
+    values[:3] = np.nan, low, high
+    fields = mr.Schema({"x": mr.Field((), dtype)})
+    with mr.ReplayBuffer.create(tmp_path / "b", fields, 3000) as made:
+        made.extend(x=values.astype(np.float32) if dtype == "bfloat16" else values)
+        assert field_moments(made, "x")["x"].whole
+        counts, edges = histogram(made, "x", 60)
+    assert set(np.diff(edges)) == {width}
+    assert edges[0] == low - 0.5
+    assert counts.tolist() == np.histogram(values[1:], edges)[0].tolist()
+    assert counts.sum() == 2999
+
+
+def test_one_fraction_among_whole_numbers_shows_in_the_last_block(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(stats, "CACHED", 64)
+    values = np.arange(1000.0) % 7
+    values[999] = 2.5
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", mr.Schema({"x": mr.Field((), "float64")}), 1000
+    ) as made:
+        made.extend(x=values)
+        assert not field_moments(made, "x")["x"].whole
+        counts, edges = histogram(made, "x", 60)
+    assert edges.tolist() == np.linspace(0, 6, 61).tolist()
+    assert counts[25] == 1
+
+
+def test_whole_numbers_beyond_halves_get_bins_between_their_limits(tmp_path):
+    values = np.array([0.0, 2.0**52, 2.0**60])
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", mr.Schema({"x": mr.Field((), "float64")}), 10
+    ) as made:
+        made.extend(x=values)
+        counts, edges = histogram(made, "x", 4)
+    assert edges.tolist() == np.linspace(0, 2.0**60, 5).tolist()
+    assert counts.tolist() == [2, 0, 0, 1]
+
+
 def test_a_bool_field_has_moments_and_a_histogram(buffer):
     everything, steps = steps_of(buffer)
     share = everything["terminated"][steps].mean()

@@ -26,7 +26,7 @@ COURT = (slice(93, 188), slice(8, 152))
 PADDLE_ROW = 190
 SHOTS = {
     # By file: the screen, the height, dark or light, and what is awaited.
-    "overview": ("overview", 758, "light", "document.querySelector('#returns .uplot')"),
+    "overview": ("overview", 830, "light", "document.querySelector('#returns .uplot')"),
     "episode": (
         "{episode}",
         830,

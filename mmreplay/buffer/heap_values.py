@@ -11,6 +11,7 @@ publication. What was written and not published is overwritten by the next row.
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.checksums import crc32c
 from mmreplay.episodes import FINAL
+from mmreplay.errors import FullError
 from mmreplay.format.heap import (
+    MAX_HEAD,
     References,
     aligned,
     checksums,
@@ -231,6 +234,7 @@ class ValueWriter:
         """
         heap, num_envs = self._heap, len(self._segments) // 2
         heads, done = self.heap_heads, first
+        _refuse_overflow(heads)
         chunk = self._chunk_of(min(block.nbytes, STAGE_NBYTES))
         while done < stop:
             # One pass over the values lays them out, copies and sums them: 256 of 2.6
@@ -288,10 +292,10 @@ class ValueWriter:
         if self._stores is None or data.__class__ is not dict:
             return None
         window = self._stores()
-        if window is None:
+        head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
+        if window is None or head > MAX_HEAD:
             return None
         mapping, near, far = window
-        head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
         for plain, reference, into in self._mapped:
             path, array, dtype, inner, maximum, kind = plain
             if path not in stored:
@@ -426,7 +430,12 @@ class ValueWriter:
         return fitting
 
     def _give_up(self, needed: Array) -> None:
-        """Discard the oldest rows, so that the heap may be written so far."""
+        """Discard the oldest rows, so that the heap may be written so far.
+
+        Raises:
+            FullError: No heap may.
+        """
+        _refuse_overflow(needed)
         commit, space = self._commit, self._space
         # All environments up to their full reserve: each raise waits for the disk.
         wanted = np.maximum(needed, self.heap_heads) + space.reserve
@@ -812,6 +821,24 @@ def bounds_of(commit: WritableCommitState, ring: Ring) -> Bounds:
     assert heap_heads is not None
     assert heap_tails is not None
     return Bounds(heads, tails, heap_heads, heap_tails)
+
+
+def _refuse_overflow(heap_heads: Array) -> None:
+    """Refuse heap positions that kernels do not count to, before any row ends.
+
+    Args:
+        heap_heads: int64 ``[E]``, to be reached.
+
+    Raises:
+        FullError: One is too high.
+    """
+    if heap_heads.max() > MAX_HEAD:
+        raise FullError(
+            f"heap positions must be at most {MAX_HEAD}, got {heap_heads.max()} of "
+            f"environment {heap_heads.argmax()}. Export the rows and continue in a new "
+            "buffer.",
+            errno_=errno.EOVERFLOW,
+        )
 
 
 def _by_env(env_ids: Array) -> list[tuple[int, slice]]:

@@ -16,6 +16,12 @@ from numpy.typing import NDArray
 Array = NDArray[np.int64]
 Count = Callable[[], tuple[int, int]]
 """Rows ever written, and rows alive, as they are now."""
+LeftOut = Callable[[bool], int]
+"""Rows alive that the sampler leaves out; with False, those that are no legal starts.
+
+Of a sampler that never drew, priorities and counts are not opened: they may be about to
+be another process's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +97,18 @@ class Limiter(Protocol):
     def check(self, folder: object, capacity: int) -> None:
         """Refuse a buffer that the limiter does not fit; see `bind`."""
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> Limit:
+    def bind(
+        self,
+        folder: Path | None,
+        capacity: int,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> Limit:
         """Apply the limiter to a buffer.
 
         Args:
             folder: The buffer's folder; None for a buffer in RAM.
             capacity: Rows that the buffer can hold, of all environments.
             count: Returns the rows ever written and the rows alive.
+            left_out: Returns how many of them the sampler leaves out, for messages.
         """

@@ -56,7 +56,7 @@ from mmreplay.format.metadata import Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec
 from mmreplay.notebook import html_table
 from mmreplay.ring import Layout, Ring, Span
-from mmreplay.samplers.base import Draw, Sampler, unseeded
+from mmreplay.samplers.base import Draw, Sampler, num_left_out, unseeded
 from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.priority_file import close_columns
 from mmreplay.samplers.uniform import UniformSampler
@@ -191,8 +191,9 @@ class ReplayBuffer:
             ring = opened.metadata.ring
             try:
                 self.limit = limiter.bind(
-                    self.path, ring.capacity * ring.num_envs, self._count_rows
-                )
+                    self.path, ring.capacity * ring.num_envs, self._count_rows,
+                    self._count_left_out,
+                )  # fmt: skip
             except BaseException:
                 # A limiter that does not fit leaves nothing open either.
                 self._close_files()
@@ -942,6 +943,22 @@ class ReplayBuffer:
             self._reader.check_sampler(check_sampler(sampler))
             self._sampler = sampler
 
+    @_retry_replaced
+    def count_left_out(self) -> int:
+        """Count the rows alive that the sampler does not draw, nor begin an item at.
+
+        Of windows, episodes and groups the rows that none begins at, or is of, count.
+        Costs O(rows).
+
+        Example:
+            >>> sampler = mr.SequenceSampler(8, mr.UniformSampler(seed=0))
+            >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+            >>> starts = int(buffer.span.lengths.sum()) - buffer.count_left_out()
+            >>> starts > 0
+            True
+        """
+        return self._count_left_out(True)
+
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.
 
@@ -1505,6 +1522,12 @@ class ReplayBuffer:
         if appender is None or opened.closed:
             return opened.check_writable()
         return appender
+
+    def _count_left_out(self, draws: bool) -> int:
+        """Rows that the sampler leaves out; with False, that are no legal starts."""
+        reader = self._current()
+        with reader.lock:
+            return num_left_out(self.sampler if draws else None, reader)
 
     def _count_rows(self) -> tuple[int, int]:
         """Rows ever written, and rows alive."""

@@ -118,6 +118,14 @@ Capacity = Annotated[
 HeapBytes = Annotated[
     int | None, heap_bytes_option("the source's, or planned by its values")
 ]
+AutoresetName = Annotated[
+    str | None,
+    typer.Option(
+        "--autoreset", metavar="NAME", show_default=False,
+        help="What the environments of SRC did at episode ends, where its rows do not "
+             "say it: next_step, same_step or disabled.",
+    ),
+]  # fmt: skip
 FormatOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -144,6 +152,7 @@ def convert(
     engine: EngineName = None,
     codec: CodecName = None,
     compression: Compression = None,
+    autoreset: AutoresetName = None,
     option: FormatOptions = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DST if it exists.")
@@ -182,6 +191,7 @@ def convert(
         "capacity": capacity, "engine": engine, "codec": codec,
         "compression": compression, "priorities": priorities,
         "allow_pickle": allow_pickle or None, "heap_bytes": heap_bytes,
+        "autoreset": autoreset,
     }  # fmt: skip
     options = read_options(option or [])
     options |= {name: value for name, value in named.items() if value is not None}

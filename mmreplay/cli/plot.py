@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.schema import Field
-    from mmreplay.stats import EpisodeTable
+    from mmreplay.stats import EpisodeTable, Moments
 
 INCHES, DPI = (12.0, 8.0), 100
 BINS = 60
@@ -47,14 +47,12 @@ class Counts:
 
     @classmethod
     def of(
-        cls, field: Field, path: str, counts: NDArray[np.int64],
+        cls, field: Field, path: str, moments: Moments, counts: NDArray[np.int64],
         edges: NDArray[np.float64],
     ) -> Counts:  # fmt: skip
         """Name what was counted of a field."""
-        integers = field.numpy.kind in "iub" and field.dtype != "bfloat16"
-        return cls(
-            path, counts, edges, integers, "elements" if field.shape else "steps"
-        )
+        unit = "elements" if field.shape else "steps"
+        return cls(path, counts, edges, moments.whole, unit)
 
 
 def plot(
@@ -87,7 +85,9 @@ def plot(
         with show.waiting("counting") as progress:
             counted = histograms(buffer, moments, BINS, progress)
         panels_counts = [
-            Counts.of(buffer.schema[role[0]], role[0], *counted[role[0]])
+            Counts.of(
+                buffer.schema[role[0]], role[0], moments[role[0]], *counted[role[0]]
+            )
             if role
             else None
             for role in roles

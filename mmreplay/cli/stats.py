@@ -23,7 +23,12 @@ def stats(path: BufferPath, json: Json = False) -> None:
         with show.waiting("reading") as progress:
             moments, episodes = summarize(buffer, progress=progress)
         fields = buffer.schema.fields
-        counts = {"steps": len(buffer), **count_starts(buffer.episodes)}
+        counts = {
+            "rows": int(buffer.span.lengths.sum()),
+            "rows_left_out": buffer.count_left_out(),
+            "steps": len(buffer),
+            **count_starts(buffer.episodes),
+        }
     if json:
         show.print_json(_facts(counts, moments, episodes))
     else:
@@ -80,6 +85,8 @@ def _print(
         [
             ("steps", show.count(counts["steps"])),
             ("legal starts", show.starts(counts)),
+            ("left out", f"{show.count(counts['rows_left_out'])} of "
+                         f"{show.count(counts['rows'])} rows, by a uniform sampler"),
             ("episodes", f"{show.count(len(episodes))}, of them "
                          f"{show.count(unfinished)} unfinished{broken_text} and "
                          f"{show.count(lacking)} without their first steps, which the "

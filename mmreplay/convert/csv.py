@@ -68,11 +68,12 @@ from mmreplay.convert.description import (
     Description,
 )
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.convert.undescribed import TableReader, in_place
+from mmreplay.convert.undescribed import TableReader, in_place, needless_autoreset
 from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
+from mmreplay.format.metadata import Autoreset
 from mmreplay.nesting import meant
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, canonical_name, storage_dtype
@@ -115,6 +116,7 @@ def open_reader(
     layout: str | None = None,
     num_envs: int = 1,
     cursor: int | None = None,
+    autoreset: Autoreset | None = None,
 ) -> Reader:
     """Open a csv file as a source, with its sidecar if it has one.
 
@@ -128,6 +130,8 @@ def open_reader(
             has a name of theirs.
         num_envs: Environments of such a memory, whose rows are interleaved.
         cursor: The oldest step of such a memory, if it is full.
+        autoreset: Of rows with positions and without a description, which may not say
+            it: ``"next_step"``, ``"same_step"`` or ``"disabled"``.
 
     Raises:
         FormatError: It is no such file, or its sidecar is of another.
@@ -140,6 +144,8 @@ def open_reader(
         )
     other = registry.find_layout("csv", layout, path)
     if other is not None:
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return other.open_reader(
             "csv", path, num_envs=num_envs, cursor=cursor, dtypes=dtypes,
             allow_expansion=allow_expansion,
@@ -149,7 +155,9 @@ def open_reader(
     with closing(File.open(path, None)) as file:
         found = find_sidecar(file) if sidecar else None
     if found is None:
-        return open_plain(path, dtypes or {}, allow_expansion)
+        return open_plain(path, dtypes or {}, allow_expansion, autoreset)
+    if autoreset is not None:
+        raise needless_autoreset(path, autoreset)
     if dtypes:
         raise SchemaError(
             f"dtypes must be None for {path}, whose sidecar has the dtypes, got "
@@ -423,13 +431,19 @@ def lost_nans(column: NDArray[np.generic]) -> int:
     return int((bits != NAN_BITS[column.dtype.name]).sum())
 
 
-def open_plain(path: Path, dtypes: Mapping[str, str], allow_expansion: bool) -> Reader:
+def open_plain(
+    path: Path,
+    dtypes: Mapping[str, str],
+    allow_expansion: bool,
+    autoreset: Autoreset | None = None,
+) -> Reader:
     """Open a table, after one pass that finds its columns.
 
     Args:
         path: The file.
         dtypes: Dtype name by field; others are guessed.
         allow_expansion: Unpack a gzipped file to any size.
+        autoreset: Of rows with positions.
 
     Raises:
         FormatError: It is no table.
@@ -506,7 +520,9 @@ def open_plain(path: Path, dtypes: Mapping[str, str], allow_expansion: bool) -> 
     columns = {name: dtype for name, (dtype, _) in kinds.items()}
     columns |= dict.fromkeys(varying, TEXT)
     return in_place(
-        TableReader(path, kinds, survey.rows, batches, notes, columns, varying)
+        TableReader(
+            path, kinds, survey.rows, batches, notes, columns, varying, autoreset
+        )
     )
 
 

@@ -55,11 +55,13 @@ from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
     PlainReader,
     in_place,
+    needless_autoreset,
     no_integers,
 )
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.format.metadata import Autoreset
 from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
 
@@ -84,6 +86,7 @@ def open_reader(
     layout: str | None = None,
     size: int | None = None,
     cursor: int | None = None,
+    autoreset: Autoreset | None = None,
 ) -> Reader:
     """Open an npz file as a source, by mmreplay or others.
 
@@ -94,6 +97,8 @@ def open_reader(
             has a name of theirs.
         size: Written steps of such a memory, if its NaNs do not show them.
         cursor: The oldest step of such a memory, if it is full.
+        autoreset: Of rows with positions and without a description, which may not say
+            it: ``"next_step"``, ``"same_step"`` or ``"disabled"``.
 
     Raises:
         FormatError: It is no such file.
@@ -101,6 +106,8 @@ def open_reader(
     """
     other = registry.find_layout("npz", layout, path)
     if other is not None:
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return other.open_reader(
             "npz", path, size=size, cursor=cursor, allow_expansion=allow_expansion
         )
@@ -110,7 +117,9 @@ def open_reader(
         notes = Notes()
         columns, member = read_columns(file, notes, allow_expansion)
         if member is None:
-            return in_place(PlainReader(file, columns, notes))
+            return in_place(PlainReader(file, columns, notes, autoreset=autoreset))
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return ArrayReader(file, columns, _description(file, member), notes)
     except BaseException:
         file.close()

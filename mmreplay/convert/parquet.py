@@ -63,6 +63,7 @@ from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
     TableReader,
     in_place,
+    needless_autoreset,
     no_position,
 )
 from mmreplay.convert.values import (
@@ -80,6 +81,7 @@ from mmreplay.errors import (
     SchemaError,
     SourceError,
 )
+from mmreplay.format.metadata import Autoreset
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
@@ -117,7 +119,9 @@ MAX_FILES = 100_000
 GROUP_NBYTES = 32 << 20
 
 
-def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
+def open_reader(
+    path: Path, *, allow_expansion: bool = False, autoreset: Autoreset | None = None
+) -> Reader:
     """Open a parquet file, or a folder of them, as a source, by mmreplay or others.
 
     Args:
@@ -125,6 +129,8 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
             names, numbers by value.
         allow_expansion: Read rows that take more than 1,000 times the bytes of the
             files, and more than 1 GiB.
+        autoreset: Of rows with positions and without a description, which may not say
+            it: ``"next_step"``, ``"same_step"`` or ``"disabled"``.
 
     Raises:
         FormatError: It is no parquet file, or takes too much memory.
@@ -136,7 +142,9 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
     if described is None and {SUMS.encode(), FIRST_ROW.encode()} & file.metadata.keys():
         raise description_lost(paths[0])
     if described is None:
-        return open_plain(path, paths, allow_expansion)
+        return open_plain(path, paths, allow_expansion, autoreset)
+    if autoreset is not None:
+        raise needless_autoreset(path, autoreset)
     where = f"{paths[0]}: {KEY!r} in its metadata"
     description = Description.from_bytes(described, where)
     return ParquetReader(path, paths, description, allow_expansion)
@@ -370,13 +378,19 @@ def _compare(file: ParquetFile, sums: Mapping[str, str]) -> None:
             )
 
 
-def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
+def open_plain(
+    path: Path,
+    paths: list[Path],
+    allow_expansion: bool,
+    autoreset: Autoreset | None = None,
+) -> Reader:
     """Open files without a description as one table, one after the other.
 
     Args:
         path: The file or folder, as the user named it.
         paths: The files, in order.
-        allow_expansion: See `open_reader`.
+        allow_expansion: See `open_reader`, as for the next one.
+        autoreset: Of rows with positions.
 
     Raises:
         FormatError: Columns differ between files, or take too much memory.
@@ -450,7 +464,9 @@ def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> Reader:
                     done += len(next(iter(batch.values())))
 
     shown = {name: str(kind) for name, kind in types.items()}
-    return in_place(TableReader(path, kinds, rows, batches, notes, shown, varying))
+    return in_place(
+        TableReader(path, kinds, rows, batches, notes, shown, varying, autoreset)
+    )
 
 
 def _values_of(

@@ -44,11 +44,13 @@ from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
     PlainReader,
     in_place,
+    needless_autoreset,
     no_integers,
 )
 from mmreplay.convert.zip_file import Entry
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
+from mmreplay.format.metadata import Autoreset
 from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
 from mmreplay.schema.naming import left_out
 from mmreplay.schema.source_names import name_fields, own_names_of
@@ -82,6 +84,7 @@ def open_reader(
     size: int | None = None,
     cursor: int | None = None,
     fields: Sequence[str] | None = None,
+    autoreset: Autoreset | None = None,
 ) -> Reader:
     """Open a pt file as a source, by mmreplay or others; no pickle is executed.
 
@@ -92,6 +95,8 @@ def open_reader(
         size: Written steps of such a memory, if its NaNs do not show them.
         cursor: The oldest step of such a memory, if it is full.
         fields: See `name_fields`.
+        autoreset: Of rows with positions and without a description, which may not say
+            it: ``"next_step"``, ``"same_step"`` or ``"disabled"``.
 
     Raises:
         FormatError: It is no such file.
@@ -99,6 +104,8 @@ def open_reader(
     """
     other = registry.find_layout("pt", layout, path)
     if other is not None:
+        if autoreset is not None:
+            raise needless_autoreset(path, autoreset)
         return other.open_reader("pt", path, size=size, cursor=cursor, fields=fields)
     registry.refuse_layout_options("pt", size=size, cursor=cursor)
     file = File.open(path, None)
@@ -106,7 +113,7 @@ def open_reader(
         notes = Notes()
         own_names: dict[str, str] = {}
         columns = read_columns(file, notes, fields=fields, own_names=own_names)
-        return _reader(file, columns, notes, own_names)
+        return _reader(file, columns, notes, own_names, autoreset)
     except BaseException:
         file.close()
         raise
@@ -192,12 +199,16 @@ def _reader(
     columns: dict[str, ArrayColumn],
     notes: Notes,
     own_names: Mapping[str, str],
+    autoreset: Autoreset | None,
 ) -> Reader:
     described = columns.pop(KEY, None)
     if described is None:
+        own = own_names_of(own_names)
         return in_place(
-            PlainReader(file, columns, notes, own_names=own_names_of(own_names))
+            PlainReader(file, columns, notes, own_names=own, autoreset=autoreset)
         )
+    if autoreset is not None:
+        raise needless_autoreset(file.path, autoreset)
     dtype, shape = described.dtype, described.shape
     nbytes = shape[0] if len(shape) == 1 else MAX_NBYTES + 1
     if dtype != "uint8" or nbytes > MAX_NBYTES:

@@ -52,12 +52,13 @@ from mmreplay.convert.base import (
 )
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.staging import Staging
-from mmreplay.convert.undescribed import PlainReader, in_place
+from mmreplay.convert.undescribed import PlainReader, in_place, needless_autoreset
 from mmreplay.convert.values import Shard
 from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.format.metadata import Autoreset
 from mmreplay.schema.dtypes import array_nbytes, storage_dtype
 
 METADATA = "__metadata__"
@@ -82,19 +83,26 @@ MAX_INDEX_NBYTES = 16 << 20
 MAX_SHARDS = 99_999
 
 
-def open_reader(path: Path, *, layout: str | None = None) -> Reader:
+def open_reader(
+    path: Path, *, layout: str | None = None, autoreset: Autoreset | None = None
+) -> Reader:
     """Open a safetensors file, an index of parts or their folder as a source.
 
     Args:
         path: The file or folder.
         layout: ``"velora"`` for velora's pair; the default if the files have its
             names and tensors.
+        autoreset: Of rows with positions and without a description, which may not say
+            it: ``"next_step"``, ``"same_step"`` or ``"disabled"``.
 
     Raises:
         FormatError: It is no such file.
         CorruptError: It is damaged.
     """
     other = registry.find_layout("safetensors", layout, path)
+    folder = path.is_dir() or path.name == INDEX
+    if autoreset is not None and (folder or other is not None):
+        raise needless_autoreset(path, autoreset)
     if other is not None:
         return other.open_reader("safetensors", path)
     if path.is_dir():
@@ -103,7 +111,7 @@ def open_reader(path: Path, *, layout: str | None = None) -> Reader:
         return ShardsReader(path.parent)
     file = File.open(path, None)
     try:
-        return _reader(file)
+        return _reader(file, autoreset)
     except BaseException:
         file.close()
         raise
@@ -190,14 +198,16 @@ def _plan(description: Description) -> SafetensorsPlan:
     return SafetensorsPlan(description.arrays, texts)
 
 
-def _reader(file: File) -> Reader:
+def _reader(file: File, autoreset: Autoreset | None) -> Reader:
     metadata, columns = parse(file)
     refuse_shard(file, metadata)
     notes = Notes()
     if KEY not in metadata:
         if sums_of(file, metadata).keys() & {KEY, SHARD}:
             raise description_lost(file.path)
-        return in_place(PlainReader(file, columns, notes))
+        return in_place(PlainReader(file, columns, notes, autoreset=autoreset))
+    if autoreset is not None:
+        raise needless_autoreset(file.path, autoreset)
     described = text(file, metadata, KEY).encode("utf-8", "replace")
     name = f"{file.path}: {KEY!r} in its metadata"
     description = Description.from_bytes(described, name)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import one_of
 from mmreplay.convert.array_file import ArrayColumn, Scan, VaryingColumn, mapped
 from mmreplay.convert.base import (
     Block,
@@ -46,8 +47,8 @@ from mmreplay.convert.episode_ends import Marks
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.disk.files import File
 from mmreplay.episodes import ALL_FLAGS, BREAK, END, FINAL
-from mmreplay.errors import CorruptError, SourceError
-from mmreplay.format.metadata import MAX_NUM_ENVS, Autoreset
+from mmreplay.errors import CorruptError, SchemaError, SourceError
+from mmreplay.format.metadata import AUTORESETS, MAX_NUM_ENVS, Autoreset
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.episode_numbers import (
     EpisodeChanges,
@@ -83,6 +84,7 @@ class PlainReader(Reader):
         notes: Notes,
         written: Callable[[int, int], NDArray[np.bool_]] | None = None,
         own_names: OwnNames | None = None,
+        autoreset: Autoreset | None = None,
     ) -> None:
         """Find fields, roles and ends among the arrays.
 
@@ -93,6 +95,7 @@ class PlainReader(Reader):
             written: Returns which of rows ``[first, stop)`` were ever written, bool
                 ``[stop - first]``; ends in others are ignored. All by default.
             own_names: See `Reader.own_names`.
+            autoreset: Of rows with positions; None to find it by the rows.
         """
         self._own_names = own_names or {}
         self.report = notes
@@ -146,8 +149,12 @@ class PlainReader(Reader):
             positions = {name: self._columns[name] for name in POSITION_COLUMNS}
             scan = Scan(positions, SURVEYED_ROWS, self._rows)
             self.placed = RowPositions.of(scan.blocks())
-            self._description = self.placed.describe(self._plain.schema, notes)
+            self._description = self.placed.describe(
+                self._plain.schema, notes, autoreset
+            )
         else:
+            if autoreset is not None:
+                raise needless_autoreset(file.path, autoreset)
             self._description = plain(self._plain.schema, self._rows)
         refuse_wide(self._description.row_nbytes, file.path)
 
@@ -295,6 +302,7 @@ class TableReader(Reader):
         notes: Notes,
         types: Mapping[str, str],
         varying: Mapping[str, Field] | None = None,
+        autoreset: Autoreset | None = None,
     ) -> None:
         """Find fields, roles and ends among the columns.
 
@@ -307,6 +315,7 @@ class TableReader(Reader):
             types: What messages call the type of each column, those that can be no
                 fields included.
             varying: By name, columns whose values vary from row to row.
+            autoreset: Of rows with positions; None to find it by the rows.
         """
         self.report = notes
         joined = join_nested((*kinds, *(varying or {})))
@@ -332,8 +341,12 @@ class TableReader(Reader):
             self.placed = RowPositions.of(
                 self._batches(SURVEYED_ROWS, POSITION_COLUMNS)
             )
-            self._description = self.placed.describe(self._plain.schema, notes)
+            self._description = self.placed.describe(
+                self._plain.schema, notes, autoreset
+            )
         else:
+            if autoreset is not None:
+                raise needless_autoreset(path, autoreset)
             self._description = plain(self._plain.schema, rows)
         refuse_wide(self._description.row_nbytes, path)
 
@@ -578,32 +591,47 @@ class RowPositions:
         )
         return RowRanges(env_ids, first, stop)
 
-    def describe(self, schema: Schema, notes: Notes) -> Description:
+    def describe(
+        self, schema: Schema, notes: Notes, autoreset: Autoreset | None = None
+    ) -> Description:
         """The description, as far as it can be recovered.
 
         Args:
             schema: The fields.
             notes: Receives what is known of the rest, and what is not.
+            autoreset: Where the user says it.
+
+        Raises:
+            SchemaError: That is none, or the rows say another one.
         """
+        if autoreset is not None:
+            one_of("autoreset", autoreset, AUTORESETS)
+            if autoreset == "next_step" and self.sure:
+                raise SchemaError(
+                    "autoreset must not be 'next_step' for these rows: an episode's "
+                    "end is followed by the first step of the next one, and not by a "
+                    "final row. Leave it out, or pass 'same_step' or 'disabled'."
+                )
         count = max(self.first, default=0) + 1
         first = np.array([self.first.get(env_id, 0) for env_id in range(count)])
         stop = np.array([self.stop.get(env_id, 0) for env_id in range(count)])
         ranges = self.ranges
         rows = np.zeros(count, np.int64)
         np.add.at(rows, ranges.env_ids, ranges.stop - ranges.first)
-        autoreset: Autoreset = (
+        chosen: Autoreset = autoreset or (
             "next_step" if self.finals and not self.bare else "disabled"
         )
         notes.note(
             f"columns {', '.join(POSITION_COLUMNS)} are of a buffer whose description "
             "is lost: rows go to these positions, its capacity is the number of rows, "
-            f"and its autoreset {autoreset!r}"
+            f"and its autoreset {chosen!r}"
         )
-        if self.finals and not self.sure:
+        if autoreset is None and self.finals and not self.sure:
             # Without final rows the autoreset makes no difference to any row.
             notes.doubt(
-                f"the buffer's autoreset was taken as {autoreset!r}: its rows do not "
-                "say whether final rows are the environment's own, as with 'next_step'"
+                f"the buffer's autoreset was taken as {chosen!r}: its rows do not "
+                "say whether final rows are the environment's own, as with "
+                "'next_step'; pass autoreset= (--autoreset) to say it"
             )
         if self.holes:
             notes.note(
@@ -616,8 +644,16 @@ class RowPositions:
                 f"{self.orphans:,} final rows were left out, whose step is not there"
             )
         return Description(
-            schema, first, stop, max(1, int(rows.max())), autoreset
+            schema, first, stop, max(1, int(rows.max())), chosen
         )  # fmt: skip
+
+
+def needless_autoreset(path: Path, autoreset: Autoreset) -> SchemaError:
+    """The error for an autoreset of rows that need none said."""
+    return SchemaError(
+        f"autoreset is for files with the columns {', '.join(POSITION_COLUMNS)} "
+        f"and without a description, got {autoreset!r} for {path}. Leave it out."
+    )
 
 
 def in_place(reader: PlainReader | TableReader) -> Reader:

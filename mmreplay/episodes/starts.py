@@ -950,6 +950,22 @@ def num_legal(view: StartView) -> int:
     return int(view.starts.lengths.sum()) - view.num_illegal
 
 
+def legal_among(view: StartView, env_ids: Ids, positions: Ids) -> Bools:
+    """Which rows alive are legal starts of a view, bool ``[N]``.
+
+    Args:
+        view: The buffer now, or a part of it.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``, of rows alive, also outside of `starts`.
+    """
+    starts = view.starts
+    legal: Bools = positions >= starts.first[env_ids]
+    legal &= positions < starts.stop[env_ids]
+    inside = np.flatnonzero(legal)
+    legal[inside] = view.legal(env_ids[inside], positions[inside])
+    return legal
+
+
 def nothing_to_draw(view: StartView, batch_size: int) -> EmptyError:
     """Say that there is no legal start."""
     return EmptyError(

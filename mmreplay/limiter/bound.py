@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mmreplay import strict_json
-from mmreplay.buffer.limiting import Count, Counts
+from mmreplay.buffer.limiting import Count, Counts, LeftOut
 from mmreplay.disk import files
 from mmreplay.disk.files import File, refuse_link
 from mmreplay.disk.pause import try_lock
 from mmreplay.errors import (
     FailedError,
     FormatError,
+    ReplayError,
     SchemaError,
     StarvedError,
     system_error,
@@ -52,10 +53,16 @@ _waiting: dict[threading.Thread, tuple[Path, Side]] = {}
 class BoundLimit:
     """A limiter bound to a buffer, as one process uses it; see `Limit`."""
 
-    def __init__(self, limiter: RateLimiter, folder: Path, count: Count) -> None:
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        folder: Path,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> None:
         self._limiter = limiter
         self._folder = folder
-        self._rows = count
+        self._rows, self._left_out = count, left_out
         self._owner = ProcessGuard(
             "this limiter was bound", "Open the buffer again in the child"
         )
@@ -265,10 +272,16 @@ class BoundLimit:
         if not alone:
             why = f"{self._limiter.timeout:g} s have passed"
         ratio, min_size, error = self._limiter.settings
+        left_out = ""
+        if self._left_out is not None:
+            # Where the sampler cannot say, as its counts are another process's.
+            draws = side == "sample" or self._learner is not None
+            with suppress(ReplayError):
+                left_out = f" (the sampler leaves out {self._left_out(draws)})"
         return StarvedError(
             f"{self._folder.parent}: waited for {what}, but {why}. {now[0]} rows are "
-            f"written, {now[2]} of them alive, and {now[1]} items drawn; the limiter "
-            f"needs {min_size} rows alive and {ratio:g} items per row within "
+            f"written, {now[2]} of them alive{left_out}, and {now[1]} items drawn; the "
+            f"limiter needs {min_size} rows alive and {ratio:g} items per row within "
             f"{error:g}. Start the other side, or change timeout, patience or "
             "on_timeout."
         )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmreplay.buffer.limiting import Count, Counts
+from mmreplay.buffer.limiting import Count, Counts, LeftOut
 from mmreplay.limiter.bound import FOLDER, BoundLimit
 from mmreplay.limiter.rate_limiter import RateLimiter
 
@@ -62,7 +62,13 @@ class RateCounter:
         """
         self._limiter().check(folder, capacity)
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundCounter:
+    def bind(
+        self,
+        folder: Path | None,
+        capacity: int,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> BoundCounter:
         """Count for a buffer; see `Limiter.bind`.
 
         Raises:

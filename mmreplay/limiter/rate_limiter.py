@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, SupportsFloat, cast, get_args
 
 from mmreplay.arguments import one_of
-from mmreplay.buffer.limiting import Count
+from mmreplay.buffer.limiting import Count, LeftOut
 from mmreplay.errors import SchemaError, shown
 from mmreplay.limiter.bound import FOLDER, BoundLimit
 
@@ -169,7 +169,13 @@ class RateLimiter:
                 f"hold, got {self.min_size}. Pass fewer, or a larger capacity."
             )
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundLimit:
+    def bind(
+        self,
+        folder: Path | None,
+        capacity: int,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> BoundLimit:
         """Apply it to a buffer; see `Limiter.bind`.
 
         Raises:
@@ -178,7 +184,7 @@ class RateLimiter:
         """
         self.check(folder, capacity)
         assert folder is not None
-        return BoundLimit(self, folder / FOLDER, count)
+        return BoundLimit(self, folder / FOLDER, count, left_out)
 
 
 def _number(value: object, kind: type = Real) -> float:

@@ -23,7 +23,7 @@ Level = Literal["problem", "look", "fine"]
 logger = logging.getLogger(__name__)
 LEVELS: tuple[Level, ...] = ("problem", "look", "fine")
 
-RARE_REWARDS = 0.01
+RARE_REWARDS = 1e-4
 FEW_EXPECTED = 12
 """Rewards: of an environment that has none, though it would have so many if it were as
 the others are."""
@@ -32,15 +32,21 @@ REPEATED, REPEATED_STATE, REPEATED_ROW = 0.05, 0.7, 0.4
 """Shares of rows that equal the one before: of numbers that hardly ever do; of states,
 such as a cell of a grid; of states with the action and the reward."""
 REPEATED_IN_SECTION = 0.2
+FROZEN_FRAMES, FROZEN_LATELY = 0.7, 0.95
+FRAMES_TWICE, FRAMES_TWICE_IN_SECTION = 0.18, 0.35
+"""Games stand still for seconds, in one stretch, and repeat every tenth frame alone."""
 MANY_VALUES = 20
 """More make a component continuous."""
 SATURATED, MOSTLY_SATURATED = 0.2, 0.6
-CLIPPED, CLIPPED_EACH = 0.5, 0.05
+CLIPPED, CLIPPED_EACH, SWITCHED = 0.5, 0.05, 0.98
+"""Shares at both ends; where more lie there it is a switch, such as a contact."""
 ONE_ACTION, ONE_OF_SEVERAL, ONE_IN_SECTION = 0.9, 0.95, 0.97
 LARGER = 1e5
 DOMINATES = 0.5
 BOTH_FLAGS = 0.2
 ENDLESS = 2.0
+USUAL_LIMIT = 1000
+"""Steps: the time limit of most environments, before which no end is missed."""
 UNKNOWN_NEXT = 0.01
 BEHIND, MIN_BEHIND = 0.05, 64
 UNTOUCHED = 0.95
@@ -134,7 +140,8 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> list[PageFinding]:
     if share < RARE_REWARDS:
         found.append(PageFinding(
             "look", "rewards", "Rewards are rare",
-            f"{_share(share)} of steps have a reward other than 0.", "rewards",
+            f"{_share(share)} of steps have a reward other than 0: most batches have "
+            "none.", "rewards",
         ))  # fmt: skip
     if found:
         return found
@@ -217,10 +224,16 @@ def _reward_scale(reward: FieldFacts) -> Iterator[PageFinding]:
             "step outweighs a batch.",
             "rewards",
         )  # fmt: skip
-    (old_median, old_high), (median, high) = facts.old_size, facts.new_size
+    old_median, old_high = facts.old_size
+    median, newest_high, high = facts.new_size
     if high >= GREW * old_high:
         ratio, old, new = high / old_high, old_high, high
-    elif median > 0 and old_median >= SHRANK * median:
+    elif (
+        # Of a policy that learns, costs fall to nothing, but for the first steps.
+        median > 0
+        and old_median >= SHRANK * median
+        and old_high >= SHRANK * newest_high
+    ):
         ratio, old, new = old_median / median, old_median, median
     else:
         return
@@ -265,7 +278,7 @@ def check_finite(fields: Sequence[FieldFacts]) -> list[PageFinding]:
 
 
 def check_constant(facts: FieldFacts) -> PageFinding | None:
-    """Check that no component of an observation or action has one value only."""
+    """Check that an observation changes, and each component of an action."""
     if facts.rows < MIN_ROWS or facts.role not in ("observation", "action"):
         return None
     constant = len(facts.constant)
@@ -284,13 +297,19 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
     name = component_name(facts.path, int(facts.constant[0]), facts.shape)
     more = _and_more(constant - 1)
     finite = "finite " if facts.moments.nonfinite else ""
-    components = "components has" if constant == 1 else "components have"
+    text = (
+        f"{constant:,} of {facts.num_components:,} components "
+        f"{'has' if constant == 1 else 'have'} one {finite}value in all "
+        f"{facts.rows:,} rows looked at ({name} is {_number(facts.constant_value)}). "
+    )
+    if facts.role == "observation" and constant < facts.num_components:
+        return _check_stopped(facts) or PageFinding(
+            "fine", "never changes", f"All components but {constant:,} change",
+            f"{text}Many environments have some, such as the height of a table.", to,
+        )  # fmt: skip
     return PageFinding(
         "look", "never changes", f"Never changes: {name}{more}",
-        f"{constant:,} of {facts.num_components:,} {components} one {finite}value in "
-        f"all {facts.rows:,} rows looked at ({name} is "
-        f"{_number(facts.constant_value)}). A network learns nothing from it.",
-        to,
+        f"{text}A network learns nothing from it.", to,
     )  # fmt: skip
 
 
@@ -361,13 +380,26 @@ def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Resul
     if not sections:
         return None
     to = f"field:{facts.path}"
-    place, count, share = _worst_section(sections, REPEATED)
-    if share > REPEATED:
+    frozen = [
+        section
+        for section in sections
+        if "newest" not in section[0] or section[2] > FROZEN_LATELY
+    ]
+    found = _worst_section(frozen, FROZEN_FRAMES)
+    why = "The camera or the environment stands still."
+    if found[2] <= FROZEN_FRAMES:
+        alone = repeats.shares(steps, alone=True)
+        most = max(alone, key=lambda section: section[2])
+        found = alone[0] if alone[0][2] > FRAMES_TWICE else most
+        why = "Frames are stored twice, or the camera is slower than the steps."
+        if found[2] <= (FRAMES_TWICE_IN_SECTION if found[0] else FRAMES_TWICE):
+            found = "", 0, 0.0
+    place, count, share = found
+    if share:
         where = f" in {place}" if place else ""
         return PageFinding(
             "look", "repeated frames", f"Repeated frames: {facts.path}{where}",
-            f"{_share(share)} of {count:,} frames{where} equal the frame before. "
-            "Either a frame is stored twice, or the environment stands still.",
+            f"{_share(share)} of {count:,} frames{where} equal the frame before. {why}",
             to,
         )  # fmt: skip
     return PageFinding(
@@ -404,12 +436,9 @@ def check_repeated_rows(
         return None
     # A state on a grid stays when an agent runs against a wall.
     continuous = any(
-        facts.image is not None
-        or (
-            facts.kind == "f"
-            and facts.spread is not None
-            and (facts.spread.num_values > MANY_VALUES).any()
-        )
+        facts.kind == "f"
+        and facts.spread is not None
+        and (facts.spread.num_values > MANY_VALUES).any()
         for facts in observations
     )
     to = f"field:{observations[0].path}"
@@ -498,6 +527,7 @@ def check_clipped(facts: FieldFacts) -> PageFinding | None:
     shares = low + high
     shares[~continuous] = 0
     clipped = (shares >= CLIPPED) & (low >= CLIPPED_EACH) & (high >= CLIPPED_EACH)
+    clipped &= shares <= SWITCHED
     to = f"field:{facts.path}"
     if not clipped.any():
         looked = looked_at(spread.rows, _all_of(facts))
@@ -616,20 +646,24 @@ def check_one_action(facts: FieldFacts) -> PageFinding | None:
     )  # fmt: skip
 
 
-def check_ends(ends: Mapping[str, int]) -> PageFinding:
+def check_ends(ends: Mapping[str, int], longest: int) -> PageFinding:
     """Check how episodes end.
 
     Args:
         ends: Episodes by kind: ``"terminated"``, ``"truncated"``, ``"both"`` and
             ``"broken off"``.
+        longest: Steps of the longest episode, whether it has ended or not.
     """
     terminated, truncated, both = ends["terminated"], ends["truncated"], ends["both"]
     broken = ends["broken off"]
     total = terminated + truncated + both + broken
     if total == 0:
+        level: Level = "look" if longest > USUAL_LIMIT else "fine"
         return PageFinding(
-            "look", "ends", "No episode has ended yet",
-            "Returns and lengths are known once one has.", "ends",
+            level, "ends", "No episode has ended yet",
+            f"The longest has {longest:,} steps so far. Returns and lengths are known "
+            "once one has ended.",
+            "ends",
         )  # fmt: skip
     if both > BOTH_FLAGS * total:
         return PageFinding(

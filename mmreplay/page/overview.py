@@ -113,7 +113,7 @@ def make_overview(
         *_by_field("clipped", "fields", checks.check_clipped, facts),
         *_by_field("saturated", "actions", checks.check_saturated, facts),
         *_by_field("one action", "actions", checks.check_one_action, facts),
-        ("ends", "episodes", lambda: checks.check_ends(ends)),
+        ("ends", "episodes", lambda: checks.check_ends(ends, longest)),
         (
             "never ends", "ends",
             lambda: checks.check_endless(*endless_of(columns, len(heads))),

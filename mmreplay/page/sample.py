@@ -33,7 +33,7 @@ from mmreplay.page.varying import numbers_of
 from mmreplay.ring import Span
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
-from mmreplay.stats import Moments, count_values, edges_of, moments_of, whole_edges
+from mmreplay.stats import Moments, count_values, edges_of, moments_of
 
 SAMPLE_ROWS = 1 << 16
 SAMPLE_NBYTES, MAX_SAMPLE_NBYTES = 16 << 20, 64 << 20
@@ -50,8 +50,6 @@ FEW_VALUES = 8
 """A component with at most so many values is a switch, such as a gripper."""
 FEW_ROWS = 4096
 """Rows that values are counted in."""
-MAX_WHOLE = 1 << 51
-"""Half a number from smaller ones is a float64 as well."""
 SPREAD_VALUES = 1 << 19
 """Of one field, whose spread is measured: fewer rows of many components, at least 64.
 That of an observation with more than 16,384 components is not measured."""
@@ -95,7 +93,8 @@ class Sample:
         """Return about so many steps of it, in runs of neighbours, evenly."""
         if len(self) <= count:
             return self
-        run = min(RUN_ROWS, max(1, count // 4))
+        # A game may stand still for as long as a run of neighbours.
+        run = min(RUN_ROWS, max(2, count // 16))
         firsts = np.linspace(0, len(self) - run, max(1, count // run)).astype(np.int64)
         rows = np.unique((firsts[:, None] + np.arange(run)).ravel())
         follows = self.follows[rows]
@@ -276,22 +275,13 @@ def bin_values(
 
     Args:
         arrays: Finite values ``[N]`` each; at least one of them is not empty.
-        field: Of the values. Whole numbers get bins of whole width in a float field
-            too: bins of 2 numbers beside bins of 3 would look like a pattern of the
-            values.
+        field: Of the values.
         bins: At most so many.
     """
     moments = Moments()
     for values in arrays:
         moments = moments.merge(moments_of(values))
-    whole = max(abs(moments.min), abs(moments.max)) < MAX_WHOLE and all(
-        values.dtype.kind != "f" or bool((values == np.floor(values)).all())
-        for values in arrays
-    )
-    if whole:
-        edges = whole_edges(int(moments.min), int(moments.max), bins)
-    else:
-        edges = edges_of(moments, field, bins)
+    edges = edges_of(moments, field, bins)
     none = np.zeros(len(edges) - 1, np.int64)
     counts = [
         count_values(values, moments, edges) if len(values) else none

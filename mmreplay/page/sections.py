@@ -19,6 +19,8 @@ MIN_ENV_ROWS = 65
 """Of an environment: neighbours alone may be one manoeuvre."""
 TAIL = 0.01
 """Share of values that may lie beyond the ends of a component's range, at each end."""
+OFTEN = 0.1
+"""Share of the older steps: with a value that is as frequent, a component may stay."""
 NEAR = 0.005
 """Share of the range that is taken for its end."""
 AT_A_TIME = 1 << 19
@@ -114,7 +116,8 @@ class Spread:
             range of its low end.
         at_highs: float64 ``[P, C]``, likewise.
         sizes: float64 ``[C]``, root mean square of the finite values.
-        stopped: bool ``[C]``, the newest eighth, of several episodes, has one value.
+        stopped: bool ``[C]``, the newest eighth, of several episodes, has one value,
+            which is rare before.
         one_hot: Of each row one component is 1, the others 0: a choice, whose numbers
             stand in `top_values`.
         top_values: float64 ``[P, K]``, the most frequent values of the first
@@ -203,7 +206,10 @@ def _spread_of(
     stopped = np.zeros(wide.shape[1], bool)
     newest = steps.eighths == 7
     if newest.sum() >= MIN_ROWS and steps.ends[newest].sum() >= 2:
-        stopped = (wide[newest] == wide[newest][0]).all(axis=0)
+        value = wide[newest][0]
+        stopped = (wide[newest] == value).all(axis=0)
+        # A contact may have no force for long, as it had before.
+        stopped &= (wide[~newest] == value).mean(axis=0) <= OFTEN
     tops = [_tops(some[rows]) for _, rows in sections]
     return Spread(
         sections=tuple(name for name, _ in sections),
@@ -257,7 +263,7 @@ class RewardFacts:
         old_size: Typical size of the rewards of the oldest quarter, and of the highest
             of them: ``(median, 98 % quantile)`` of those other than 0; NaN where there
             are few. Steps that end an episode are left out.
-        new_size: Of the newest eighth, and of the newest quarter.
+        new_size: Of the newest eighth, and the highest of the newest quarter.
         outliers: Steps whose reward is far beyond all others.
         outlier: The largest of them in size; NaN where there is none.
         usual: Size that 99 % of the rewards other than 0 do not exceed.
@@ -268,7 +274,7 @@ class RewardFacts:
     newest_rows: int
     newest_nonzero: int
     old_size: tuple[float, float]
-    new_size: tuple[float, float]
+    new_size: tuple[float, float, float]
     outliers: int
     outlier: float
     usual: float
@@ -288,6 +294,7 @@ def reward_facts(values: NDArray[np.generic], steps: Steps) -> RewardFacts:
     some = sizes > 0
     within, newest = some & ~steps.ends, steps.eighths >= 6
     old, new = sizes[within & (steps.eighths < 2)], sizes[within & newest]
+    latest = sizes[within & (steps.eighths == 7)]
     usual = float(np.quantile(sizes[some], 0.99, method="lower")) if some.any() else 0.0
     far = some & (sizes > usual * np.where(steps.ends, FAR_AT_END, FAR))
     return RewardFacts(
@@ -297,7 +304,8 @@ def reward_facts(values: NDArray[np.generic], steps: Steps) -> RewardFacts:
         newest_nonzero=int((some & newest).sum()),
         old_size=(_quantile(old, 0.5), _quantile(old, 0.98)),
         new_size=(
-            _quantile(sizes[within & (steps.eighths == 7)], 0.5),
+            _quantile(latest, 0.5),
+            _quantile(latest, 0.98),
             _quantile(new, 0.98),
         ),
         outliers=int(far.sum()),
@@ -338,15 +346,22 @@ class RowRepeats:
         self.looked &= looked
         self.same &= same & looked
 
-    def shares(self, steps: Steps) -> list[tuple[str, int, float]]:
+    def shares(self, steps: Steps, alone: bool = False) -> list[tuple[str, int, float]]:
         """Return the shares of repeated steps: of all, of the newest, by environment.
+
+        Args:
+            steps: Of the sample.
+            alone: Of several repeated steps in a row count the first.
 
         Returns:
             Names of the sections (``""`` for all), their steps, and the shares.
             Sections with few steps are left out.
         """
         of_pairs = steps.pick(self.looked)
-        same = self.same[self.looked]
+        same = self.same.copy()
+        if alone:
+            same[1:] &= ~self.same[:-1]
+        same = same[self.looked]
         sections = [("", len(same), float(same.mean()) if len(same) else 0.0)]
         for name, rows in of_pairs.lately():
             sections.append((name, int(rows.sum()), float(same[rows].mean())))

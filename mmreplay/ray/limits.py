@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from mmreplay.buffer.limiting import Count, Counts
+from mmreplay.buffer.limiting import Count, Counts, LeftOut
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.limiter import RateLimiter
@@ -75,7 +75,13 @@ class RingCounter:
         """Refuse a buffer in RAM; a ring may be smaller than the run's least size."""
         self.limiter.check(folder, max(capacity, self.limiter.min_size))
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundCounter:
+    def bind(
+        self,
+        folder: Path | None,
+        capacity: int,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> BoundCounter:
         """Count for a ring; see `Limiter.bind`."""
         self.check(folder, capacity)
         assert folder is not None
@@ -115,7 +121,13 @@ class RunLimiter:
         """Refuse a buffer in RAM."""
         RingCounter(self.limiter).check(folder, capacity)
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedRows:
+    def bind(
+        self,
+        folder: Path | None,
+        capacity: int,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> GrantedRows:
         """Begin to ask for grants; see `Limiter.bind`."""
         assert folder is not None
         ring = RingCounter(self.limiter)
@@ -207,7 +219,13 @@ class ClientLimiter:
         """Refuse a buffer in RAM."""
         RingCounter(self.limiter).check(folder, capacity)
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> GrantedItems:
+    def bind(
+        self,
+        folder: Path | None,
+        capacity: int,
+        count: Count,
+        left_out: LeftOut | None = None,
+    ) -> GrantedItems:
         """Begin to ask for grants, and count for one ring; see `Limiter.bind`."""
         counter = RingCounter(self.limiter).bind(folder, capacity, count)
         try:

@@ -570,7 +570,7 @@ class ThinWriter:
         self,
         data: Mapping[str, object] | None = None,
         /,
-        *,
+        *others: object,
         final_observation: object = None,
         **fields: object,
     ) -> None:
@@ -578,7 +578,9 @@ class ThinWriter:
 
         Args:
             data: The step as one nested mapping, or else keywords; every field of the
-                schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
+                schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1; of fields
+                of several agents also a dict by their names.
+            *others: Refused: fields are given by name.
             final_observation: The observation that each ended episode ended with.
             **fields: The step's fields, in place of data.
 
@@ -591,7 +593,8 @@ class ThinWriter:
             ForkedError: This process was forked from the one that made it.
         """
         self._retry()
-        flat = self._validator.flat(self._as_mapping(data, fields))
+        mapping = self._as_mapping("add", data, others, fields)
+        flat = self._validator.flat(mapping)
         step = self._validator.step(flat, self._num_envs)
         self._take(step, (self._num_envs,), final_observation)
 
@@ -599,7 +602,7 @@ class ThinWriter:
         self,
         data: Mapping[str, object] | None = None,
         /,
-        *,
+        *others: object,
         final_observation: object = None,
         **fields: object,
     ) -> None:
@@ -608,6 +611,7 @@ class ThinWriter:
         Args:
             data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]`` where
                 num_envs is 1.
+            *others: As in `add`.
             final_observation: As in `add`, with a leading axis of steps.
             **fields: As in `add`.
 
@@ -618,7 +622,8 @@ class ThinWriter:
             FailedError: As in `add`.
         """
         self._retry()
-        flat = self._validator.flat(self._as_mapping(data, fields))
+        mapping = self._as_mapping("extend", data, others, fields)
+        flat = self._validator.flat(mapping)
         columns, steps = self._validator.block(flat, self._num_envs)
         self._take(columns, (steps, self._num_envs), final_observation)
 
@@ -716,8 +721,14 @@ class ThinWriter:
     # Steps to blocks.
 
     def _as_mapping(
-        self, data: Mapping[str, object] | None, fields: Mapping[str, object]
+        self,
+        call: str,
+        data: Mapping[str, object] | None,
+        others: tuple[object, ...],
+        fields: Mapping[str, object],
     ) -> Mapping[str, object]:
+        if others:
+            self._validator.refuse_positional(1 + len(others), call)
         if data is None:
             return fields
         if fields:

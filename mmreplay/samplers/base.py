@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes.starts import BufferIdentity as BufferIdentity
-from mmreplay.episodes.starts import StartView
+from mmreplay.episodes.starts import StartView, num_legal
 from mmreplay.errors import SchemaError, shown
+from mmreplay.ring import position_chunks
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.schema import Schema
 
@@ -259,6 +260,23 @@ class Sampler(Protocol):
         """Go back to a bookmark of its own; draws since then handed nothing out."""
         self.load_state_dict(bookmark)
 
+    def can_draw(
+        self, view: View, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which legal starts it may draw, or begin a window or an episode at.
+
+        All by default. What a sampler that goes through epochs drew in this one counts.
+
+        Args:
+            view: The buffer now.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, legal starts of the view.
+
+        Returns:
+            bool ``[B]``.
+        """
+        return np.ones(len(positions), bool)
+
     def more(self, view: View, batch_size: int) -> bool:
         """Whether this epoch has another batch; where not, the epoch is over.
 
@@ -320,6 +338,27 @@ def ask(sampler: object, name: str) -> Any:
         value = getattr(Sampler, name)
         return MethodType(value, sampler) if isinstance(value, FunctionType) else value
     return value
+
+
+def num_left_out(sampler: Sampler | None, view: View) -> int:
+    """Count the rows alive that a sampler does not draw, nor begin an item at: O(rows).
+
+    Args:
+        sampler: Of the buffer; None for one that draws each legal start.
+        view: The buffer now; its lock is held.
+    """
+    starts = view.starts
+    alive = int(view.span.lengths.sum())
+    if sampler is None:
+        return alive - num_legal(view)
+    drawn, can_draw = 0, ask(sampler, "can_draw")
+    for env_ids, positions in position_chunks(
+        view.home.ring, starts.first, starts.stop
+    ):
+        legal = view.legal(env_ids, positions)
+        answer = can_draw(view, env_ids[legal], positions[legal])
+        drawn += int(np.count_nonzero(answer))
+    return alive - drawn
 
 
 def traits_of(sampler: Sampler) -> Traits:

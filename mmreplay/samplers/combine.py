@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import is_number
+from mmreplay.episodes.starts import legal_among
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import Span
 from mmreplay.samplers.base import (
@@ -254,6 +255,17 @@ class Wrapper(Sampler):
     def shown(self, view: View) -> View:
         """Return what the parts are shown of a view; all of it by default."""
         return view
+
+    def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Which legal starts a part may draw; see `Sampler.can_draw`."""
+        view = self.shown(view)
+        drawn = legal_among(view, env_ids, positions)
+        inside = np.flatnonzero(drawn)
+        if len(inside):
+            some = env_ids[inside], positions[inside]
+            answers = [ask(part, "can_draw")(view, *some) for part in self.parts]
+            drawn[inside] = np.logical_or.reduce(answers)
+        return drawn
 
     def check_priorities(
         self,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import ColumnIndex, require_path
-from mmreplay.episodes.starts import nothing_to_draw, num_legal
+from mmreplay.episodes.starts import legal_among, nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, refuse_masked, shown
 from mmreplay.ragged import Ragged
 from mmreplay.samplers import states
@@ -264,7 +264,7 @@ class GroupSampler(Sampler):
         ).only(good)
         # Matches come newest first.
         found = _in_order(found, order, backwards=True)
-        legal = _legal(view, found.env_ids, found.positions)
+        legal = legal_among(view, found.env_ids, found.positions)
         if len(found):
             found = found.only(np.logical_and.reduceat(legal, found.offsets[:-1]))
         if self._where is not None and len(found):
@@ -297,6 +297,15 @@ class GroupSampler(Sampler):
         varies: Bools = np.any(most > least, axis=1)
         return varies
 
+    def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> Bools:
+        """Which legal starts are of complete groups; see `Sampler.can_draw`."""
+        index = view.column_index(self.looked_up)
+        ranks = np.arange(num_legal(view))
+        groups = self._groups(view, index, ranks, set(), newest=False)
+        num_envs = view.home.ring.num_envs
+        drawn = groups.positions * num_envs + groups.env_ids
+        return np.isin(positions * num_envs + env_ids, drawn)
+
     def state_dict(self) -> State:
         """Seed and step."""
         return {
@@ -327,13 +336,3 @@ def _in_order(groups: GroupRows, order: Ids, backwards: bool = False) -> GroupRo
         groups.values[order], groups.env_ids[rows], groups.positions[rows], offsets,
         groups._view,
     )  # fmt: skip
-
-
-def _legal(view: View, env_ids: Ids, positions: Ids) -> Bools:
-    """Which rows alive are legal starts, bool ``[N]``."""
-    starts = view.starts
-    legal: Bools = positions >= starts.first[env_ids]
-    legal &= positions < starts.stop[env_ids]
-    inside = np.flatnonzero(legal)
-    legal[inside] = view.legal(env_ids[inside], positions[inside])
-    return legal

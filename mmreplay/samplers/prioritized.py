@@ -168,6 +168,14 @@ class PriorityBasedSampler(Sampler):
             self._random.key(step),
         )  # fmt: skip
 
+    def can_draw(
+        self, view: StartView, env_ids: Ids, positions: Ids
+    ) -> NDArray[np.bool_]:
+        """Which legal starts have a mass above 0; see `Sampler.can_draw`."""
+        store = self._priorities
+        store.follow(view)
+        return store.distribution.is_open(view.home.ring.rows(env_ids, positions))
+
     def update_priorities(
         self,
         view: StartView,

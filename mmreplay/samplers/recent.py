@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer, number
 from mmreplay.episodes.starts import (
     LaterStarts,
+    legal_among,
     newest,
     nothing_to_draw,
     num_legal,
@@ -128,6 +129,18 @@ class RecentSampler(Wrapper):
         draw, _ = draw_joined(asked, self._random.key(self._step))
         self._step += 1
         return draw
+
+    def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Which legal starts a sampler of it may draw; see `Sampler.can_draw`."""
+        edges = rank_edges(view)
+        counts = np.diff(edges)
+        if counts.mean() * self._ratio <= self._steps:
+            return super().can_draw(view, env_ids, positions)
+        narrowed = newest(view, np.full(len(counts), self._steps), edges)
+        drawn = legal_among(narrowed, env_ids, positions)
+        if self._ratio < 1:
+            drawn |= super().can_draw(view, env_ids, positions)
+        return drawn
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed, step and the states of both samplers.
@@ -247,6 +260,15 @@ class EmphasizeRecentSampler(Sampler):
         self._update = (self._update + 1) % self._num_updates
         self._step += 1
         return draw
+
+    def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Which starts the first update of a phase draws; see `Sampler.can_draw`."""
+        edges = rank_edges(view)
+        total = int(edges[-1])
+        share = self.eta ** (1000 / self._num_updates)
+        size = min(total, window_size(total, share, self._smallest))
+        counts = newest_counts(np.diff(edges), size)
+        return legal_among(newest(view, counts, edges), env_ids, positions)
 
     def state_dict(self) -> State:
         """Seed, step, eta, and how far the phase is."""

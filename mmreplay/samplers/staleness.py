@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import require_path
-from mmreplay.episodes.starts import ListedStarts, nothing_to_draw, num_legal
+from mmreplay.episodes.starts import (
+    ListedStarts,
+    legal_among,
+    nothing_to_draw,
+    num_legal,
+)
 from mmreplay.errors import EmptyError, SchemaError, called, refuse_masked, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
@@ -315,12 +320,26 @@ class StalenessSampler(Wrapper):
         """List the legal starts that are recent enough, with their versions."""
         index = view.column_index(self.looked_up)
         env_ids, positions, versions = index.in_range(self._oldest, MAX_VERSION)
-        starts = view.starts
-        legal = positions >= starts.first[env_ids]
-        legal &= positions < starts.stop[env_ids]
-        inside = np.flatnonzero(legal)
-        legal[inside] = view.legal(env_ids[inside], positions[inside])
+        legal = legal_among(view, env_ids, positions)
         return env_ids[legal], positions[legal], versions[legal]
+
+    def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> Bools:
+        """Which legal starts are recent enough; see `Sampler.can_draw`."""
+        recent_envs, recent_positions, versions = self._recent_starts(view)
+        if self.form == GROUPS:
+            # Of a group each row has to be recent enough.
+            view = ListedStarts(view, recent_envs, recent_positions)
+        else:
+            likely = self._chances(versions) > 0
+            recent_envs, recent_positions = (
+                recent_envs[likely],
+                recent_positions[likely],
+            )
+        num_envs = view.home.ring.num_envs
+        recent = np.isin(
+            positions * num_envs + env_ids, recent_positions * num_envs + recent_envs
+        )
+        return recent & super().can_draw(view, env_ids, positions)
 
     @property
     def _oldest(self) -> int:

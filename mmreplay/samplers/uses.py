@@ -530,6 +530,21 @@ class UseCounter(Wrapper):
         )
         return ListedStarts(view, env_ids, positions)
 
+    def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> Bools:
+        """Which legal starts may be used once more; see `Sampler.can_draw`."""
+        if self.form == GROUPS:
+            # A group is used whole: the part is shown those of which each row is left.
+            return super().can_draw(view, env_ids, positions)
+        self._update(view)
+        with self._lock:
+            unavailable = self._unavailable(view)
+            uses = self._counts.of(env_ids, positions)
+        if unavailable is not None:
+            uses += unavailable[view.home.ring.rows(env_ids, positions)]
+        part = ask(self.parts[0], "can_draw")
+        drawn: Bools = (uses < self._maximum) & part(view, env_ids, positions)
+        return drawn
+
     def uses(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.int64]:
         """Return the stored uses of rows alive, int64 ``[N]``.
 

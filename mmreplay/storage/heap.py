@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.disk.files import File
-from mmreplay.format.heap import Array, References
+from mmreplay.format.heap import MAX_HEAD, Array, References
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
 from mmreplay.storage.read_ahead import Pages
@@ -241,7 +241,8 @@ class HeapSpace:
             durable = self._durable.committed.heap_tails
             assert durable is not None
             heap_tails = np.minimum(heap_tails, durable)
-        return heap_tails + self.nbytes
+        free_until: Array = np.minimum(heap_tails + self.nbytes, MAX_HEAD)
+        return free_until
 
     @property
     def ahead(self) -> Array:

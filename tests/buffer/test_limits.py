@@ -185,3 +185,84 @@ def test_environments_any_number_of_steps_apart_are_resized_at_once(tmp_path):
         assert numbers.tolist() == [*range(9), *range(9)]
         assert rows["action"].tolist() == (1000 * rows.env_ids + numbers).tolist()
     assert verify_buffer(path).ok
+
+
+TEXTS = mr.Schema({"text": mr.Field.text(200), "number": mr.Field((), "int64")})
+
+
+def with_heaps_at(path, heap_position, num_envs, engine):
+    """A buffer of texts whose heaps go on from a position."""
+    mr.ReplayBuffer.create(
+        path, TEXTS, 256, num_envs, engine=engine, heap_bytes=1 << 20,
+        autoreset="disabled",
+    ).close()  # fmt: skip
+    metadata = metadata_file.load(path)
+    (path / metadata.folder / "COMMIT").unlink()
+    heaps = np.full(num_envs, heap_position)
+    recovery.create(path / metadata.folder, metadata, None, None, heaps, heaps)
+    return path
+
+
+def text_of(number):
+    return f"{number}:" + "x" * (number % 190)
+
+
+def add_texts(buffer, how, first, stop):
+    """Add steps of numbers, one by one or all at once."""
+    numbers = np.arange(first, stop)
+    envs = buffer.num_envs
+    shape = (-1,) if envs == 1 else (-1, 1)
+    every = np.broadcast_to(numbers.reshape(shape), (len(numbers), envs)[: len(shape)])
+    texts = [text_of(number) for number in numbers]
+    texts = texts if envs == 1 else [[text] * envs for text in texts]
+    if how == "extend":
+        buffer.extend(text=texts, number=every)
+        return
+    for text, number in zip(texts, every, strict=True):
+        if how == "some":
+            buffer.add(text=text, number=number, env_ids=list(range(envs)))
+        else:
+            buffer.add(text=text, number=number)
+
+
+def check_texts(buffer):
+    """Every row has the text of its number, and the newest ones are all there."""
+    rows = buffer.gather_all()
+    texts = list(rows["text"].text())
+    assert texts == [text_of(number) for number in rows["number"]]
+    return len(texts)
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("how", ["add", "some", "extend"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_heap_positions_that_kernels_cannot_count_are_refused(
+    tmp_path, engine, how, num_envs
+):
+    path = with_heaps_at(tmp_path / "b", (1 << 61) - (1 << 16), num_envs, engine)
+    told = r"heap positions must be at most 2305843009213693944, got \d+ of envi"
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        with pytest.raises(FullError, match=told) as caught:
+            add_texts(buffer, how, 0, 2_000)
+        assert caught.value.errno == errno.EOVERFLOW
+        written = int(buffer.heads[0])
+        # 65,536 bytes hold some 600 texts of 98 bytes, in words of 8.
+        assert 500 < written < 700
+        count = check_texts(buffer)
+        with pytest.raises(FullError, match="Export the rows and continue in a new"):
+            add_texts(buffer, how, written, written + 1_000)
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert check_texts(buffer) >= count > 100
+    assert verify_buffer(path).ok
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("how", ["add", "some", "extend"])
+def test_a_heap_that_another_writer_wrote_beyond_is_read_and_not_written(
+    tmp_path, how, num_envs
+):
+    path = with_heaps_at(tmp_path / "b", (1 << 61) + (1 << 20), num_envs, "memmap")
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        with pytest.raises(FullError, match="heap positions must be at most"):
+            add_texts(buffer, how, 0, 2)
+        assert len(buffer) == 0

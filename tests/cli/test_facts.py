@@ -270,6 +270,7 @@ def test_plan_allocates_nothing(cli, tmp_path):
 
 def test_stats_tells_fields_and_episodes(facts, cli, path):
     found = facts("stats", path)
+    assert found["rows"] - found["rows_left_out"] == found["legal_starts"]
     assert found["steps"] == 90
     assert found["fields"]["reward"]["mean"] == 1
     assert found["fields"]["observation/pixels"]["count"] == 90 * 64

@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.cli import plot
 from mmreplay.cli.plot import BINS, Counts
-from mmreplay.stats import EpisodeTable, Moments, count_values, edges_of
+from mmreplay.stats import EpisodeTable, count_values, edges_of, moments_of
 
 figures = pytest.importorskip("matplotlib.figure")
 texts = pytest.importorskip("matplotlib.text")
@@ -30,12 +30,10 @@ def table_of(ends, returns):
 
 def counts_of(values, field, path="value", times=1):
     values = np.asarray(values, field.numpy)
-    moments = Moments(
-        values.size, 0, values.min().item(), values.max().item(), 0.0, 0.0
-    )
+    moments = moments_of(values)
     edges = edges_of(moments, field, BINS)
     counts = times * count_values(values, moments, edges)
-    return Counts.of(field, path, counts, edges)
+    return Counts.of(field, path, moments, counts, edges)
 
 
 def drawn(tmp_path, table, actions, rewards, name="b"):
@@ -143,6 +141,19 @@ def test_a_single_value_has_one_tick(tmp_path):
         assert ticks(axes.yaxis) == [value]
     assert ticks(actions.xaxis) == [0]
     assert ticks(rewards.xaxis) == [1]
+
+
+@pytest.mark.parametrize("field", [FLOAT, INTEGER])
+@pytest.mark.parametrize(("count", "width"), [(7, 1), (30, 1), (170, 3)])
+def test_bars_of_whole_numbers_stand_over_their_ticks(tmp_path, field, count, width):
+    values = counts_of(np.arange(count), field)
+    figure, _ = drawn(tmp_path, table_of([], []), None, values)
+    axes = figure.axes[3]
+    centres = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
+    assert np.array(centres) == pytest.approx(np.arange(0, count, width) + width // 2)
+    assert all(tick == int(tick) for tick in ticks(axes.xaxis))
+    # No pattern: as many numbers in each bar, but for the last one.
+    assert {bar.get_height() for bar in axes.patches[:-1]} == {width}
 
 
 def test_a_point_that_would_be_hidden_is_not_drawn(tmp_path):

@@ -12,9 +12,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import mmreplay as mr
+from mmreplay.cli.run import run
 from mmreplay.convert.undescribed import POSITION_COLUMNS
 from mmreplay.disk import files
-from mmreplay.errors import CorruptError, SourceError
+from mmreplay.errors import CorruptError, SchemaError, SourceError
+from mmreplay.verify import verify_buffer
 from tests.convert.curated import (
     AUTORESETS,
     BREAK,
@@ -156,6 +158,84 @@ def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending
         )
         with pytest.raises(SourceError, match=match):
             mr.load(path, tmp_path / f"{number}", **more)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("autoreset", AUTORESETS)
+def test_a_given_autoreset_answers_what_rows_do_not_say(
+    ring, tmp_path, ending, autoreset
+):
+    """Rows without the first step after each end: all but the mode comes back."""
+    rows = rows_of(ring)
+    pairs = list(pairwise(rows))
+    said = {
+        n + 1 for n, (one, other) in enumerate(pairs)
+        if one["env"] == other["env"] and one["flags"] & (TERMINATED | TRUNCATED)
+        and not other["flags"] & (FINAL | BREAK)
+    }  # fmt: skip
+    kept = [n not in said for n in range(len(rows))]
+    path = chosen(ring, np.flatnonzero(kept), ending)
+    more = options(path) | {"strict": True, "autoreset": autoreset}
+    report = mr.load(path, tmp_path / "again", **more)
+    assert not report.doubts
+    assert any(f"its autoreset {autoreset!r}" in note for note in report.notes)
+    with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
+        assert buffer.autoreset == autoreset
+    found = [
+        {name: value for name, value in row.items() if name != "flags"}
+        for row in rows_of(tmp_path / "again")
+    ]
+    # As without it: the mode decides no value, and no position.
+    mr.load(path, tmp_path / "guessed", **options(path))
+    guessed = rows_of(tmp_path / "guessed")
+    assert len(found) == len(guessed) > 0
+    for one, other in zip(found, guessed, strict=True):
+        np.testing.assert_equal(one, {name: other[name] for name in one})
+    assert verify_buffer(tmp_path / "again").ok
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_an_autoreset_that_rows_contradict_or_need_not_is_refused(
+    ring, tmp_path, ending
+):
+    with mr.ReplayBuffer.open(ring) as buffer:
+        own = buffer.autoreset
+    rows = rows_of(ring)
+    path = chosen(ring, range(len(rows)), ending)
+    more = options(path)
+    if own != "next_step":
+        told = "autoreset must not be 'next_step' for these rows: an episode's end is"
+        with pytest.raises(SchemaError, match=told):
+            mr.load(path, tmp_path / "again", autoreset="next_step", **more)
+    told = "autoreset must be one of 'disabled', 'same_step', 'next_step', got 'next'"
+    with pytest.raises(SchemaError, match=told):
+        mr.load(path, tmp_path / "again", autoreset="next", **more)
+    needless = "autoreset is for files with the columns _env_id, _position, _flags and"
+    described = ring.with_name(f"described.{ending}")
+    mr.export(ring, described)
+    with pytest.raises(SchemaError, match=needless):
+        mr.load(described, tmp_path / "again", autoreset="disabled")
+    if ending == "npz":
+        np.savez(tmp_path / "plain.npz", reward=np.ones(5, np.float32))
+        with pytest.raises(SchemaError, match=needless):
+            mr.load(tmp_path / "plain.npz", tmp_path / "again", autoreset="disabled")
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_command_takes_an_autoreset(ring, tmp_path, capsys):
+    rows = rows_of(ring)
+    # An end without a final row, and no row behind it, says nothing.
+    steps = [n for n, row in enumerate(rows) if row["flags"] & FINAL]
+    path = chosen(ring, [steps[-1] - 1, steps[-1]], "parquet")
+    command = ["convert", str(path), str(tmp_path / "again"), "--strict"]
+    assert run(command) != 0
+    assert "pass autoreset= (--autoreset) to say it" in capsys.readouterr().err
+    assert run([*command, "--autoreset", "same_step"]) == 0
+    with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
+        assert buffer.autoreset == "same_step"
+    lerobot = ["convert", str(ring), str(tmp_path / "a.npz"), "--autoreset", "disabled"]
+    assert run(lerobot) != 0
+    assert "option 'autoreset' is unknown to 'buffer'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", FORMATS)

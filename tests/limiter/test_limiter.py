@@ -14,6 +14,7 @@ from mmreplay.errors import (
     ForkedError,
     FormatError,
     SchemaError,
+    StarvedError,
 )
 from tests.limiter.support import (
     SCHEMA,
@@ -320,3 +321,59 @@ def test_a_batch_of_several_buffers_that_fails_counts_in_none(tmp_path):
     assert [buffer.limit.counts().samples for buffer in buffers] == [6, 2]
     for buffer in buffers:
         buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "left_out"),
+    [
+        (mr.UniformSampler, 0),
+        (lambda: mr.SequenceSampler(4), 3),
+        (lambda: mr.ignore_earliest(2), 2),
+    ],
+)
+def test_a_starved_learner_says_what_its_sampler_leaves_out(
+    tmp_path, sampler, left_out
+):
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
+        buffer.sampler = sampler()
+        add(buffer, 8)
+        says = rf"8 of them alive \(the sampler leaves out {left_out}\), and 0 items"
+        with pytest.raises(StarvedError, match=says):
+            buffer.sample(1)
+
+
+def test_a_starved_writer_says_how_many_rows_were_used_up(tmp_path):
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
+        buffer.sampler = mr.UseCounter(1, mr.UniformSampler(seed=0), seed=0)
+        add(buffer, 15)
+        assert len(buffer.sample(12)) == 12
+        says = r"alive \(the sampler leaves out 12\), and 12 items drawn"
+        with pytest.raises(StarvedError, match=says):
+            add(buffer, 1_000)
+
+
+def test_a_starved_writer_that_never_drew_takes_no_counts_from_a_learner(tmp_path):
+    uses = [mr.UseCounter(1, mr.UniformSampler(seed=0)) for _ in range(2)]
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
+        buffer.sampler = uses[0]
+        says = r"alive \(the sampler leaves out 0\), and 0 items"
+        with pytest.raises(StarvedError, match=says):
+            add(buffer, 1_000)
+        with mr.ReplayBuffer.open(tmp_path / "b", sampler=uses[1]) as learner:
+            assert len(learner.sample(5)) == 5
+
+
+def test_a_starved_learner_whose_counts_are_elsewhere_hears_of_the_wait(tmp_path):
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
+        add(buffer, 5)
+        uses = [mr.UseCounter(1, mr.UniformSampler(seed=0)) for _ in range(2)]
+        limiter = rate_limiter(timeout=0.05)
+        with (
+            mr.ReplayBuffer.open(tmp_path / "b", sampler=uses[0]) as other,
+            mr.ReplayBuffer.open(
+                tmp_path / "b", sampler=uses[1], limiter=limiter
+            ) as learner,
+        ):
+            other.sample(1)
+            with pytest.raises(StarvedError, match=r"5 of them alive, and 0 items"):
+                learner.sample(1)

@@ -459,6 +459,69 @@ def test_ends_of_several_agents_end_an_episode_together(tmp_path):
     shard.opened().close()
 
 
+AGENTS = ("blue", "red")
+
+
+def by_agent(values):
+    """Arrays ``[..., 2]`` as dicts, which name the agents in either order."""
+    return {name: values[..., AGENTS.index(name)] for name in reversed(AGENTS)}
+
+
+@pytest.mark.parametrize("call", ["add", "extend"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_dicts_of_agents_are_added_as_to_a_buffer(tmp_path, call, num_envs):
+    of_agents = {"terminated": "bool", "truncated": "bool", "reward": "float32"}
+    schema = mr.Schema(
+        {name: mr.Field((2,), dtype) for name, dtype in of_agents.items()}
+        | {"observation": {name: mr.Field((), "float32") for name in AGENTS}}
+    )
+    rng, shape = np.random.default_rng(1), (20, num_envs)
+    steps = {
+        "terminated": rng.random((*shape, 2)) < 0.3,
+        "truncated": rng.random((*shape, 2)) < 0.1,
+        "reward": rng.random((*shape, 2), np.float32),
+        **{f"observation/{name}": rng.random(shape, np.float32) for name in AGENTS},
+    }
+    if num_envs == 1:
+        steps = {path: values[:, 0] for path, values in steps.items()}
+    dicts = {
+        path: by_agent(values) if path in of_agents else values
+        for path, values in steps.items()
+    }
+    shard = NestedShard(tmp_path / "ring", schema, autoreset="disabled")
+    expected = mr.ReplayBuffer.create(
+        None, schema, 100, num_envs, engine="memory", autoreset="disabled"
+    )
+    with ThinWriter(shard, schema, num_envs, steps=3) as writer, expected:
+        # Of extend all steps, of add one at a time.
+        rows = [slice(None)] if call == "extend" else range(20)
+        for row in rows:
+            getattr(expected, call)({p: values[row] for p, values in steps.items()})
+            step = {
+                path: {name: each[row] for name, each in values.items()}
+                if isinstance(values, dict)
+                else values[row]
+                for path, values in dicts.items()
+            }
+            getattr(writer, call)(step)
+        told = "field 'terminated' must have a value for each of 2 agents"
+        with pytest.raises(SchemaError, match=told):
+            getattr(writer, call)({**step, "terminated": {"green": True}})
+        told = f"{call} takes the fields by name, got 2 positional arguments"
+        with pytest.raises(SchemaError, match=told):
+            getattr(writer, call)(0.0, 1)
+        wanted = expected.gather_all()
+        writer.flush()
+        ring = shard.opened().ring
+        found = ring.gather_all()
+        for path in schema.paths:
+            np.testing.assert_array_equal(found[path], wanted[path], path)
+        ends = [each.flags(rows.env_ids, rows.positions) for each, rows in
+                ((expected, wanted), (ring, found))]  # fmt: skip
+        np.testing.assert_array_equal(*ends)
+    shard.opened().close()
+
+
 def test_a_full_disk_is_raised_by_the_next_call_which_takes_nothing(shard):
     writer, feed = make_writer(shard, 0, 1, steps=5)
     rng = np.random.default_rng(0)

@@ -376,7 +376,8 @@ def test_a_buffer_without_ends_or_rewards(ask, tmp_path, rng):
     overview = client.json("overview")
     assert overview["ends"]["running"] == 2
     titles = [check["title"] for check in overview["checks"]]
-    assert titles[:2] == ["No reward field", "No episode has ended yet"]
+    assert titles[0] == "No reward field"
+    assert "No episode has ended yet" in titles
     for sort in ("age", "return", "length"):
         rows = client.json("episodes", f"sort={sort}")["rows"]
         assert sorted(row[0] for row in rows) == [0, 1]

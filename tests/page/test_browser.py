@@ -1274,3 +1274,31 @@ def test_each_width_shows_all_of_the_page_without_holes(tab, serve, tmp_path):
             if width == 390:
                 assert places["small"] == [], where
     assert tab.errors() == []
+
+
+def test_returns_fill_their_card_and_have_whole_ticks(tab, serve, tmp_path, rng):
+    def change(steps):
+        # -0.0 is 0 to the reader.
+        steps["reward"][:] = np.round(steps["reward"] / 4)
+        steps["reward"][0] = [-0.0, 1]
+
+    tab.open(serve(make_buffer(tmp_path / "a", rng, change=change)), "episodes")
+    tab.run(
+        "const labels = mmr.labels; window.ticks = [];"
+        "mmr.labels = (...given) => { ticks.push(labels(...given));"
+        " return ticks.at(-1); }"
+    )
+    tab.go("overview")
+    tab.wait("return document.querySelector('#returns .uplot')")
+    gap = tab.run(
+        "const bottom = (e) => e.getBoundingClientRect().bottom;"
+        "return bottom(document.querySelector('#returns'))"
+        " - bottom(document.querySelector('#returns .uplot'))"
+    )
+    assert 0 < gap < 60
+    labels = tab.wait("return ticks.length && ticks.flat().filter(Boolean)")
+    assert labels
+    assert not any("." in label for label in labels[: len(labels) // 2])
+    rewards = tab.text("#rewards")
+    assert "-0" not in rewards
+    assert tab.errors() == []

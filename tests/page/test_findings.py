@@ -125,6 +125,15 @@ def one_in_ten_stored_twice(steps, rng):
     observations[5::10] = observations[4::10]
 
 
+def one_in_four_frames_is_the_one_before(steps, rng):
+    frames = steps["observation"]
+    frames[3::4] = frames[2::4]
+
+
+def smaller_in_the_newest_eighth(steps, rng):
+    steps["reward"][-STEPS // 8 :] /= 1000
+
+
 def no_reward_in_one_environment(steps, rng):
     steps["reward"][:, 1] = 0
 
@@ -209,9 +218,14 @@ FAULTS = [
     (robot, frozen_environment, "repeated rows", " in environment 1"),
     (robot, frozen_lately, "repeated rows", " in the newest eighth"),
     (grid, frozen_environment, "repeated rows", " in environment 1"),
+    (camera, frozen_lately, "repeated frames", " in the newest eighth"),
     (robot, stored_twice, "repeated rows", "Repeated observations"),
     (camera, frozen_environment, "repeated frames", " in environment 1"),
     (camera, stored_twice, "repeated frames", "Repeated frames: observation"),
+    (
+        camera, one_in_four_frames_is_the_one_before, "repeated frames",
+        "Repeated frames: observation",
+    ),
     (grid, stored_twice, "repeated rows", "Repeated observations"),
     (robot, one_in_ten_stored_twice, "repeated rows", "Repeated observations"),
     (robot, no_reward_in_one_environment, "rewards", "No reward in environment 1"),
@@ -230,6 +244,7 @@ FAULTS = [
     (keyboard, a_switch_with_one_value, "one action", ": action[1] is 2"),
     (robot, larger_lately, "reward scale", " times larger"),
     (robot, smaller_lately, "reward scale", " times smaller"),
+    (robot, smaller_in_the_newest_eighth, "reward scale", " times smaller"),
     (robot, one_large_reward, "reward scale", "1 reward is far beyond the others"),
     (robot, one_large_reward_at_an_end, "reward scale", "1 reward is far beyond"),
     (robot, clipped, "clipped", "Clipped: observation[2]"),
@@ -315,6 +330,7 @@ HEALTHY = [
     "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1",
     "Pendulum-v1", "Taxi-v4", "Blackjack-v1", "HalfCheetah-v5", "Hopper-v5",
     "Walker2d-v5", "Swimmer-v5", "InvertedPendulum-v5", "Reacher-v5",
+    "InvertedDoublePendulum-v5", "Pusher-v5", "Ant-v5", "Humanoid-v5",
 ]  # fmt: skip
 MUJOCO = HEALTHY[7:]
 
@@ -326,6 +342,73 @@ def test_nothing_stands_out_of_an_environment_of_gymnasium(ask, tmp_path, name):
     found = levels(ask(record(tmp_path / "a", name, 300)))
     assert [title for (_, fine), title in found.items() if not fine] == []
     assert ("repeated rows", True) in found
+
+
+def balance(observation):
+    """Push the cart to where the pole falls."""
+    return (observation[:, 2] + observation[:, 3] / 2 > 0).astype(np.int64)
+
+
+def climb(observation):
+    """Push the car the way it moves."""
+    return np.where(observation[:, 1] >= 0, 2, 0)
+
+
+def swing(observation):
+    """Swing a pendulum up, and hold it there."""
+    cos, sin, speed = observation.T
+    angle = np.arctan2(sin, cos)
+    energy = speed**2 / 2 + 15 * (cos - 1)
+    torque = -0.3 * np.sign(speed + 1e-9) * energy.clip(-6, 6)
+    torque = np.where(np.abs(angle) < 0.6, -(12 * angle + 3 * speed), torque)
+    return torque.clip(-2, 2)[:, None].astype(np.float32)
+
+
+RECORDED = [
+    # Environment, steps, environments, what a vector environment does after an end,
+    # policy, and what the environment is made with.
+    ("CartPole-v1", 3000, 4, "next_step", balance, {}),
+    ("CartPole-v1", 3000, 1, "same_step", None, {}),
+    ("CartPole-v1", 3000, 8, "disabled", None, {}),
+    ("MountainCar-v0", 3000, 2, "same_step", climb, {}),
+    ("Acrobot-v1", 3000, 2, "disabled", None, {}),
+    ("Pendulum-v1", 4000, 2, "next_step", swing, {}),
+    ("FrozenLake-v1", 4000, 4, "next_step", None, {}),
+    ("FrozenLake-v1", 4000, 4, "disabled", None, {"is_slippery": False}),
+    ("CliffWalking-v1", 4000, 4, "same_step", None, {"max_episode_steps": 200}),
+    ("Taxi-v4", 3000, 2, "disabled", None, {}),
+    ("Hopper-v5", 2000, 4, "same_step", None, {}),
+    ("HalfCheetah-v5", 1500, 2, "disabled", None, {"max_episode_steps": 300}),
+    ("Humanoid-v5", 1000, 2, "next_step", None, {}),
+    ("ALE/Breakout-v5", 600, 2, "next_step", None, {}),
+    ("ALE/Breakout-v5", 1000, 2, "same_step", None, {"obs_type": "ram"}),
+    ("ALE/SpaceInvaders-v5", 600, 2, "disabled", None, {}),
+    ("ALE/Tennis-v5", 800, 2, "next_step", None, {}),
+    ("ALE/Qbert-v5", 600, 2, "disabled", None, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "num_envs", "autoreset", "policy", "options"), RECORDED
+)
+def test_nothing_stands_out_of_what_is_recorded(
+    ask, tmp_path, name, steps, num_envs, autoreset, policy, options
+):
+    gymnasium = pytest.importorskip("gymnasium")
+    if name.startswith("ALE/"):
+        ale_py = pytest.importorskip("ale_py")
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        gymnasium.register_envs(ale_py)
+    if name in MUJOCO:
+        pytest.importorskip("mujoco")
+    envs = gymnasium.vector.SyncVectorEnv(
+        [lambda: gymnasium.make(name, **options)] * num_envs,
+        autoreset_mode=gymnasium.vector.AutoresetMode[autoreset.upper()],
+    )
+    mr.record(envs, tmp_path / "a", policy, steps=steps, seed=3, progress=False)
+    envs.close()
+    found = levels(ask(tmp_path / "a"))
+    assert [title for (_, fine), title in found.items() if not fine] == []
 
 
 def few_goals(rng):
@@ -369,6 +452,45 @@ def one_hot(rng):
     return steps | {"observation": cells}
 
 
+def touches(rng):
+    """The robot with a contact, whose force is hardly ever between 0 and 1."""
+    steps = robot(rng)
+    force = np.repeat(rng.random((STEPS // 40, 2)) < 0.4, 40, axis=0).astype("f4")
+    between = rng.random(force.shape) < 0.015
+    force[between] = rng.random(between.sum())
+    steps["observation"][..., 3] = force
+    return steps
+
+
+def rests_lately(rng):
+    """The robot, which touches nothing in half of the steps, and in the newest."""
+    steps = robot(rng)
+    apart = np.repeat(rng.random((STEPS // 20, 2)) < 0.5, 20, axis=0)
+    apart[-STEPS // 7 :] = True
+    steps["observation"][..., 3][apart] = 0
+    return steps
+
+
+def costs_that_fall(rng):
+    """The robot, which learns to reach its place: costs are those of the way to it."""
+    steps = robot(rng)
+    at = np.arange(STEPS)[:, None]
+    cost = 10 * np.exp(-(at % 40) * (1 + at // 40) / 8) + 1e-9
+    steps["reward"] = (-cost * rng.uniform(1, 2, (STEPS, 2))).astype(np.float32)
+    return steps
+
+
+def a_game_that_stands_still(rng):
+    """The frames of a game, which shows a still for 24 steps of 40, and flickers."""
+    steps = camera(rng)
+    frames = steps["observation"]
+    flickers = rng.random(frames.shape[:2]) < 0.05
+    for t in range(1, STEPS):
+        still = flickers[t] | (t % 40 < 24)
+        frames[t, still] = frames[t - 1, still]
+    return steps | {"action": rng.integers(0, 4, steps["reward"].shape)}
+
+
 def an_environment_that_is_new(rng):
     """Two environments, whose episodes are of any length."""
     steps = robot(rng)
@@ -379,8 +501,8 @@ def an_environment_that_is_new(rng):
 
 TWINS = [
     robot, game, keyboard, grid, camera, choice, few_goals, late_goals,
-    a_switch_and_a_torque,
-    eight_positions, one_hot, an_environment_that_is_new,
+    a_switch_and_a_torque, touches, rests_lately, costs_that_fall,
+    a_game_that_stands_still, eight_positions, one_hot, an_environment_that_is_new,
 ]  # fmt: skip
 
 

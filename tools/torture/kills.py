@@ -1,7 +1,8 @@
 """Does every opening after a SIGKILL show what was published, bit by bit?
 
 A child process writes at random and notes in shared memory what each call that
-returned had published; the parent kills it within 30 ms and opens what is left.
+returned had published; the parent kills it within 30 ms, or a second where heaps are
+to lap under shards, and opens what is left.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from tools.torture.scribe import (
 )
 
 MOST_S = 0.030
+# A heap whose values go to shards waits for their syncs: it laps where writers live on.
+MOST_SHARDED_HEAP_S = 1.0
 # How many of the children are killed only after they opened, and not on the way.
 OPENED = 0.8
 OPENING_S = 5.0
@@ -86,6 +89,11 @@ class Victim:
         self.lineage = 0
         self.copy = path.with_name(f"{path.name} copied")
         self.snapped = False
+        in_shards = geometry.engine == "zarr" and geometry.heap_bytes is not None
+        self.most_s = MOST_SHARDED_HEAP_S if in_shards else MOST_S
+        # Bytes that each heap was written forward by, of all writers.
+        shared = mmap.mmap(-1, 8 * geometry.num_envs)
+        self.heap_written = np.frombuffer(shared, np.int64)
         ReplayBuffer.create(
             path,
             geometry.schema,
@@ -107,7 +115,7 @@ class Victim:
             self._write(seed)
         if self.rng.random() < OPENED:
             self._await_opening(pid)
-        self._wait(float(self.rng.random()) * MOST_S)
+        self._wait(float(self.rng.random()) * self.most_s)
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code != -signal.SIGKILL:
@@ -185,8 +193,10 @@ class Victim:
             scribe = Scribe(buffer, self.geometry, self.lineage, self.notes, rng, 0.01)
             self.heads[:] = buffer.heads
             self.began[0] = self.lineage
+            heaps = buffer.view.heap_heads
             while True:
                 scribe.step()
+                heaps = self._note_heaps(buffer, heaps)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -225,6 +235,13 @@ class Victim:
         heads = buffer.heads
         abandon(buffer)
         return heads
+
+    def _note_heaps(self, buffer: ReplayBuffer, before: Array | None) -> Array | None:
+        """Note how far a step wrote the heaps, which a resize begins again."""
+        after = buffer.view.heap_heads
+        if before is not None and after is not None:
+            self.heap_written += np.maximum(after - before, 0)
+        return after
 
     def _compare(self, group: GroupRows, heads: Array) -> None:
         """What is told was written; and nothing that was published is ever cut."""
@@ -288,6 +305,14 @@ def attack(
                 break
         laps = [v.notes.acked.max() // v.geometry.capacity for v in victims]
         report.seen["laps"] = int(sum(laps))
+        every = [
+            victim.heap_written // victim.geometry.heap_bytes
+            for victim in victims
+            if victim.geometry.heap_bytes is not None
+        ]
+        if every:
+            report.seen["heap laps"] = int(np.concatenate(every).sum())
+            report.seen["heap laps of the slowest"] = int(np.concatenate(every).min())
     finally:
         for root in roots:
             shutil.rmtree(root, ignore_errors=True)

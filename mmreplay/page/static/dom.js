@@ -35,7 +35,7 @@
       return Number.isInteger(value) ? whole.format(value) : all.format(value);
     }
     if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
-    return digits.format(value);
+    return digits.format(value || 0); // not -0
   };
 
   // A whole number with all of its digits; of more than 15 it is a text.

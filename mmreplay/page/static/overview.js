@@ -291,9 +291,10 @@
     }
     if (known) {
       later.push(() => {
-        const height = innerWidth < 1000 ? 220 : Math.max(240, Math.min(560, checks.clientHeight - 76));
+        const height = innerWidth < 1000 ? 220 : Math.max(240, Math.min(1000, checks.clientHeight - 76));
         mmr.scatter(box, height, {
           x: returns.x, y: returns.y, mean: returns.mean, unit: "return",
+          whole: returns.y.every((value) => value == null || Number.isInteger(value)),
           label: `Returns of ${plural(returns.count, "episode")}, mean ${number(returns.average)}`,
           xlabel: "position of the episode's end",
           pick: openEpisode(returns),
