@@ -7,8 +7,8 @@ many exceptions the contracts of imports have, and how much code there is.
 Counted are, of Python files alone:
 
 - *code*: lines without blanks, comments and docstrings;
-- *engines*: ``isinstance``, ``issubclass`` and ``type(...) is`` or ``in`` with a class of
-  `ENGINES`;
+- *engines*: ``isinstance``, ``issubclass``, and ``type(...)`` compared, with a class
+  of `ENGINES`;
 - *engine names*: comparisons of a name or attribute ``engine``;
 - *samplers*: the same checks with a class that `mmreplay.samplers` defines;
 - *getattr*: ``hasattr`` and ``getattr`` with a default, of an attribute of `OPTIONAL`;
@@ -51,9 +51,12 @@ def code_lines(source: str) -> int:
     """Lines with code: no blanks, comments or docstrings."""
     documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                documented |= {*range(node.lineno, (node.end_lineno or 0) + 1)}
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            documented |= {*range(node.lineno, (node.end_lineno or 0) + 1)}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
