@@ -27,7 +27,8 @@ from __future__ import annotations
 import errno
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path, PurePath
@@ -349,6 +350,31 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
         f"cannot {what} {path}: {error.strerror} (errno {error.errno}). {way_out}",
         errno_=error.errno,
     )
+
+
+@contextmanager
+def undone_by(undo: Callable[..., object], *arguments: Any) -> Iterator[None]:
+    """Undo what a block began, where the block does not end as it should.
+
+    Unlike a ``try`` it can be interrupted between its entry and the block, so it is for
+    code that loses nothing then: a file that stays open until it is collected.
+
+    Args:
+        undo: Called when the block raises anything, Ctrl-C included. It is looked up
+            here, so that what it is a method of must not change in the block.
+        *arguments: What it is called with.
+
+    Example:
+        >>> with undone_by(print, "closed"):
+        ...     raise ValueError("damaged")
+        Traceback (most recent call last):
+        ValueError: damaged
+    """
+    try:
+        yield
+    except BaseException:
+        undo(*arguments)
+        raise
 
 
 def called(what: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -53,7 +53,7 @@ from mmreplay.convert.values import (
     split_by_bytes,
 )
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import CorruptError, FormatError, undone_by
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import describe, storage_dtype
@@ -495,13 +495,10 @@ class ArrayWriter(StagedWriter):
         self.notes = Notes()
         self._file: ArrayFile | None = None
         self._staging = Staging(target, overwrite=overwrite)
-        try:
+        with undone_by(self.abort):
             file = self._staging.open(plan.nbytes)
             varying = description.schema.varying
             self._file = ArrayFile(file, plan, description.rows, varying)
-        except BaseException:
-            self.abort()
-            raise
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
@@ -532,11 +529,8 @@ class ArrayFile:
         Raises:
             FullError: No space is left for so large a file; it is closed.
         """
-        try:
+        with undone_by(file.close):
             self._output = open_output(file, len(plan.spans))
-        except BaseException:
-            file.close()
-            raise
         self._file = file
         self._plan = plan
         self._rows = rows
@@ -547,11 +541,8 @@ class ArrayFile:
         self._sums = {name: span.start for name, span in plan.spans.items()}
         self._pool = Threads(2, "mmreplay-export")
         if varying:
-            try:
+            with undone_by(self.close):
                 self._write(self._arrays.begin())
-            except BaseException:
-                self.close()
-                raise
 
     @property
     def rows_left(self) -> int:

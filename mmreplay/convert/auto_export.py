@@ -26,6 +26,7 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import SelectedReader
 from mmreplay.convert.transfer import transfer
+from mmreplay.errors import undone_by
 from mmreplay.ring import Span
 
 Array = NDArray[np.int64]
@@ -115,11 +116,8 @@ class AutoExport:
         self._begun = buffer.span.first.copy()
         self._exported = self._begun.copy()
         buffer.hold_rows(self._before_overwrite)
-        try:
+        with undone_by(self.close):
             self._free()
-        except BaseException:
-            self.close()
-            raise
 
     def _free(self) -> None:
         """Export at once rows that the writer may overwrite without a callback."""

@@ -28,7 +28,7 @@ from mmreplay.convert.select import env_mask, paths_of
 from mmreplay.convert.stored_priorities import StoredPriorities
 from mmreplay.convert.values import split_by_bytes, value_nbytes
 from mmreplay.episodes import CUT, TRUNCATED
-from mmreplay.errors import StaleError
+from mmreplay.errors import StaleError, undone_by
 from mmreplay.ring import Span
 from mmreplay.storage.commit_state import DISCARDED_ROWS
 
@@ -186,10 +186,7 @@ def open_reader(
 ) -> BufferReader:
     """Open a buffer's folder as a source; see `BufferReader`."""
     buffer = ReplayBuffer.open(path)
-    try:
+    with undone_by(buffer.close):
         return BufferReader(
             buffer, fields=fields, env_ids=env_ids, priorities=priorities, owned=True
         )
-    except BaseException:
-        buffer.close()
-        raise

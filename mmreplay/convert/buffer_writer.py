@@ -30,7 +30,14 @@ from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.convert.values import check_values
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
-from mmreplay.errors import ReplayError, SchemaError, SourceError, refuse_masked, shown
+from mmreplay.errors import (
+    ReplayError,
+    SchemaError,
+    SourceError,
+    refuse_masked,
+    shown,
+    undone_by,
+)
 from mmreplay.format.metadata import (
     HEAP_STEP_NBYTES,
     ON_DISK,
@@ -126,7 +133,7 @@ class BufferWriter(Writer):
         self._writer: DirectWriter | None = None
         self._priorities: PriorityWriter | None = None
         self._values: ValueCopier | None = None
-        try:
+        with undone_by(self.abort):
             self._refuse_network()
             if description.priorities:
                 self._priorities = PriorityWriter(
@@ -140,9 +147,6 @@ class BufferWriter(Writer):
                 self._values = ValueCopier(self._new.store)
                 if metadata.engine == "zarr":
                     self._values.begin(self._oldest)
-        except BaseException:
-            self.abort()
-            raise
 
     def _fit_values(self, heap_nbytes: int) -> None:
         """Leave out the oldest rows whose values the heap does not hold."""

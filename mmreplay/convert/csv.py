@@ -72,7 +72,13 @@ from mmreplay.convert.undescribed import TableReader, in_place, needless_autores
 from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
+from mmreplay.errors import (
+    CorruptError,
+    FormatError,
+    ReplayError,
+    SchemaError,
+    undone_by,
+)
 from mmreplay.format.metadata import Autoreset
 from mmreplay.nesting import meant
 from mmreplay.schema import Field
@@ -346,12 +352,9 @@ class CsvWriter(StagedWriter):
         self._publication = Publication(target)
         self._staging = Staging(target, overwrite=overwrite)
         self._file: File | None = None
-        try:
+        with undone_by(self.abort):
             self._file = self._staging.open(0)
             self._put(memoryview(self._cells.header()))
-        except BaseException:
-            self.abort()
-            raise
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""

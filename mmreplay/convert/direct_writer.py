@@ -27,7 +27,7 @@ from mmreplay.checksums import crc32c
 from mmreplay.convert.base import Block, Threads
 from mmreplay.convert.episode_ends import first_rows, one_env
 from mmreplay.disk.files import KEEPS_PAGES, File, file_system
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, undone_by
 from mmreplay.ring import Ring, Run, Span, runs
 from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, packer, record_layout
 from mmreplay.storage.memmap import STAGE_NBYTES, MemmapStore
@@ -136,11 +136,8 @@ class FileWriter:
         self._pool = Threads(1, "mmreplay-load")
         self._syncs = Syncs(store.sync, self._pool)
         self._outputs: dict[str, DirectOutput] = {}
-        try:
+        with undone_by(self.close):
             self._open_outputs(span)
-        except BaseException:
-            self.close()
-            raise
 
     def _open_outputs(self, span: Span) -> None:
         """Open the large files past the page cache; they share the memory of slabs."""

@@ -60,7 +60,7 @@ from mmreplay.convert.undescribed import (
 )
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, undone_by
 from mmreplay.format.metadata import Autoreset
 from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
@@ -113,7 +113,7 @@ def open_reader(
         )
     registry.refuse_layout_options("npz", size=size, cursor=cursor)
     file = File.open(path, None)
-    try:
+    with undone_by(file.close):
         notes = Notes()
         columns, member = read_columns(file, notes, allow_expansion)
         if member is None:
@@ -121,9 +121,6 @@ def open_reader(
         if autoreset is not None:
             raise needless_autoreset(path, autoreset)
         return ArrayReader(file, columns, _description(file, member), notes)
-    except BaseException:
-        file.close()
-        raise
 
 
 def open_writer(
@@ -455,7 +452,7 @@ class PackedWriter(StagedWriter):
         self._pool = Threads(2, "mmreplay-export")
         self._file: File | None = None
         self._staging = Staging(target, overwrite=overwrite)
-        try:
+        with undone_by(self.abort):
             self._file = file = self._staging.open(largest.nbytes)
             self._packers = {
                 name: MemberPacker(member.name, file, member.offset, level)
@@ -465,9 +462,6 @@ class PackedWriter(StagedWriter):
                 self._packers[name].feed(memoryview(head))
             for name, column in self._arrays.begin().items():
                 self._packers[name].feed(bytes_of(column))
-        except BaseException:
-            self.abort()
-            raise
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""

@@ -80,6 +80,7 @@ from mmreplay.errors import (
     ReplayError,
     SchemaError,
     SourceError,
+    undone_by,
 )
 from mmreplay.format.metadata import Autoreset
 from mmreplay.ragged import Ragged
@@ -768,16 +769,13 @@ class ParquetFile:
         self.path = path
         self._types = types or {}
         self._file = File.open(path, None)
-        try:
+        with undone_by(self.close):
             footer = parquet_checks.check(self._file)
             self.rows, self.nbytes = footer.rows, self._file.nbytes
             # Not from pyarrow, which ends the process over some footers.
             self._leaves = footer.leaves
             with parquet_errors(path):
                 self._open()
-        except BaseException:
-            self.close()
-            raise
 
     def _open(self) -> None:
         self._views: list[str] = []

@@ -49,7 +49,7 @@ from mmreplay.convert.undescribed import (
 )
 from mmreplay.convert.zip_file import Entry
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import CorruptError, FormatError, undone_by
 from mmreplay.format.metadata import Autoreset
 from mmreplay.schema.dtypes import DTYPES, array_nbytes, storage_dtype
 from mmreplay.schema.naming import left_out
@@ -109,14 +109,11 @@ def open_reader(
         return other.open_reader("pt", path, size=size, cursor=cursor, fields=fields)
     registry.refuse_layout_options("pt", size=size, cursor=cursor)
     file = File.open(path, None)
-    try:
+    with undone_by(file.close):
         notes = Notes()
         own_names: dict[str, str] = {}
         columns = read_columns(file, notes, fields=fields, own_names=own_names)
         return _reader(file, columns, notes, own_names, autoreset)
-    except BaseException:
-        file.close()
-        raise
 
 
 def open_writer(

@@ -57,7 +57,7 @@ from mmreplay.convert.values import Shard
 from mmreplay.convert.zip_file import ALIGNMENT
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, undone_by
 from mmreplay.format.metadata import Autoreset
 from mmreplay.schema.dtypes import array_nbytes, storage_dtype
 
@@ -110,11 +110,8 @@ def open_reader(
     if path.name == INDEX:
         return ShardsReader(path.parent)
     file = File.open(path, None)
-    try:
+    with undone_by(file.close):
         return _reader(file, autoreset)
-    except BaseException:
-        file.close()
-        raise
 
 
 def open_writer(
@@ -565,7 +562,7 @@ class ShardsReader(Reader):
         first, stop = self._spans[number - 1]
         count = len(self._spans)
         file = File.open(self._folder / shard_name(number, count), None)
-        try:
+        with undone_by(file.close):
             metadata, columns = parse(file)
             shard = text(file, metadata, SHARD)
             expected = _shard_text(number, count, first, stop, self._bytes)
@@ -578,9 +575,6 @@ class ShardsReader(Reader):
             summed = (SHARD, *names)
             check_summed(file, metadata, summed, self.report)
             return ArrayReader(file, _plain(columns, number), self._rows(stop - first))
-        except BaseException:
-            file.close()
-            raise
 
     def _rows(self, count: int) -> Description:
         """The description with so many rows, all of environment 0."""
@@ -637,11 +631,8 @@ class ShardsWriter(Writer):
         self._spans: dict[str, list[int]] = {}
         self._shard: ArrayFile | None = None
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
-        try:
+        with undone_by(self.abort):
             self._begin()
-        except BaseException:
-            self.abort()
-            raise
 
     def _begin(self) -> None:
         number = len(self._spans) + 1
@@ -817,11 +808,8 @@ class TensorFile:
             FormatError: The file is no safetensors file, or is damaged.
         """
         self._file = File.open(path, None)
-        try:
+        with undone_by(self._file.close):
             metadata, columns = parse(self._file)
-        except BaseException:
-            self._file.close()
-            raise
         self.texts: Mapping[str, Any] = metadata
         self.shapes = {name: column.shape for name, column in columns.items()}
         self._columns: dict[str, ArrayColumn] = columns

@@ -13,7 +13,7 @@ from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.convert.episode_ends import EpisodeSpans, inside
 from mmreplay.convert.ranges import RowRanges, select_ranges
 from mmreplay.episodes import FINAL, TRUNCATED
-from mmreplay.errors import SchemaError, shown
+from mmreplay.errors import SchemaError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, meant, under
 from mmreplay.ring import Span
 from mmreplay.schema.source_names import OwnNames
@@ -48,7 +48,7 @@ def select(reader: Reader, selection: Selection) -> Reader:
     parts = (selection.fields, *counted, selection.ranges)
     if all(part is None for part in parts):
         return reader
-    try:
+    with undone_by(reader.close):
         if selection.ranges is not None:
             if any(part is not None for part in counted):
                 raise SchemaError(
@@ -83,9 +83,6 @@ def select(reader: Reader, selection: Selection) -> Reader:
             span = Span(low, high)
         reader.narrow(span)
         return SelectedReader(reader, span, paths)
-    except BaseException:
-        reader.close()
-        raise
 
 
 def paths_of(

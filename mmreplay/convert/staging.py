@@ -18,7 +18,7 @@ from mmreplay.convert.base import Writer
 from mmreplay.disk import files
 from mmreplay.disk.files import File, rename
 from mmreplay.disk.lock import locked
-from mmreplay.errors import FailedError, FormatError, LockedError
+from mmreplay.errors import FailedError, FormatError, LockedError, undone_by
 from mmreplay.verify import is_buffer
 
 STAGED = "tmp-mmreplay-"
@@ -72,11 +72,8 @@ class Staging:
         self._restore()
         self._refuse_target()
         self._sweep()
-        try:
+        with undone_by(self.abort):
             self._create()
-        except BaseException:
-            self.abort()
-            raise
 
     def _check_name(self) -> None:
         limit = MAX_NAME_NBYTES - len(f"{STAGED}whole-")
@@ -189,11 +186,8 @@ class Staging:
     def open(self, nbytes: int) -> File:
         """Open the staged file for writing, nbytes long and sparse."""
         file = File.open(self.path, None, writable=True)
-        try:
+        with undone_by(file.close):
             file.resize(nbytes)
-        except BaseException:
-            file.close()
-            raise
         return file
 
     def publish(self) -> int:
@@ -227,11 +221,8 @@ class Staging:
     def _replace_folder(self) -> None:
         """Move the old folder away first: no folder can be renamed over another."""
         rename(self.target, self._old)
-        try:
+        with undone_by(self._restore):
             rename(self.path, self.target)
-        except BaseException:
-            self._restore()
-            raise
         files.remove_tree(self._old)
 
     def abort(self) -> None:

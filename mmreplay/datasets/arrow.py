@@ -18,7 +18,7 @@ from mmreplay.datasets.common.rows import Array, TextRows
 from mmreplay.datasets.images import ImageRows
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
-from mmreplay.errors import CorruptError, FormatError, SourceError
+from mmreplay.errors import CorruptError, FormatError, SourceError, undone_by
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import storage_dtype
@@ -245,16 +245,12 @@ class IpcFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = File.open(path, None)
-        try:
-            with parquet_errors(path):
-                _refuse_packed(self.file)
-                self._reader = pa.ipc.open_file(pa.PythonFile(SeekableFile(self.file)))
-                self.names = list(self._reader.schema.names)
-                number = self._reader.num_record_batches
-                self.count = sum(self._batch(n).num_rows for n in range(number))
-        except BaseException:
-            self.file.close()
-            raise
+        with undone_by(self.file.close), parquet_errors(path):
+            _refuse_packed(self.file)
+            self._reader = pa.ipc.open_file(pa.PythonFile(SeekableFile(self.file)))
+            self.names = list(self._reader.schema.names)
+            number = self._reader.num_record_batches
+            self.count = sum(self._batch(n).num_rows for n in range(number))
 
     def _batch(self, number: int) -> Any:
         batch = self._reader.get_batch(number)

@@ -31,7 +31,7 @@ from mmreplay.datasets.hdf5 import (
     is_hdf5,
     refuse_unfit,
 )
-from mmreplay.errors import FormatError
+from mmreplay.errors import FormatError, undone_by
 from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
 from mmreplay.schema.source_names import name_fields, own_names_of
@@ -67,11 +67,8 @@ def open_reader(
         fields: See `name_fields`.
     """
     hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
-    try:
+    with undone_by(hdf5.close):
         return D4rlReader(hdf5, fields)
-    except BaseException:
-        hdf5.close()
-        raise
 
 
 def recognizes(path: Path) -> bool:
@@ -249,11 +246,8 @@ class D4rlWriter(StagedWriter):
         self._steps = self._open_ends = 0
         self._staging = Staging(target, overwrite=overwrite)
         self._file: Hdf5Output | None = None
-        try:
+        with undone_by(self.abort):
             self._file = Hdf5Output(self._staging.path)
-        except BaseException:
-            self.abort()
-            raise
         if description.num_envs > 1:
             self.notes.note(
                 f"the {description.num_envs} environments' steps follow each other in "

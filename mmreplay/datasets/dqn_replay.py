@@ -31,7 +31,7 @@ from mmreplay.datasets.common.rows import (
     scalar,
 )
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, undone_by
 from mmreplay.schema.dtypes import canonical_name
 from mmreplay.schema.source_names import name_fields, own_names_of
 
@@ -76,11 +76,8 @@ def open_reader(
             "it out for all."
         )
     checkpoints = Checkpoints(path, allow_expansion, fields)
-    try:
+    with undone_by(checkpoints.close):
         return DqnReplayReader(checkpoints, numbers, padding)
-    except BaseException:
-        checkpoints.close()
-        raise
 
 
 def recognizes(path: Path) -> bool:
@@ -252,12 +249,9 @@ class Gzip:
             CorruptError: It is damaged.
         """
         self.file = File.open(path, None)
-        try:
+        with undone_by(self.file.close):
             self._begin()
             self._check(allow_expansion)
-        except BaseException:
-            self.file.close()
-            raise
 
     def _begin(self) -> None:
         self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)

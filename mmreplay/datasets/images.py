@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmreplay.convert.base import MAX_ROW_NBYTES
 from mmreplay.datasets.common.rows import Array, ColumnRows
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FailedError, FormatError
+from mmreplay.errors import CorruptError, FailedError, FormatError, undone_by
 
 MAGIC = b"\xff\xd8\xff"
 LOSSY = "it is lossy, and what it gives is not what the agent saw, bit by bit"
@@ -184,19 +184,15 @@ class _Video:
         self._array: Array | None = None
         self._av = _video_library()
         self._file = File.open(path, None)
-        try:
-            with self._translated_errors():
-                # By descriptor: the path may be another file by now.
-                self._container = self._av.open(
-                    f"/proc/self/fd/{self._file.fd}", format="mp4"
-                )
-                self._stream = self._container.streams.video[0]
-                self._unit_s = float(self._stream.time_base)
-                self.count = int(self._stream.frames)
-                self._frames = self._container.decode(self._stream)
-        except BaseException:
-            self._file.close()
-            raise
+        with undone_by(self._file.close), self._translated_errors():
+            # By descriptor: the path may be another file by now.
+            self._container = self._av.open(
+                f"/proc/self/fd/{self._file.fd}", format="mp4"
+            )
+            self._stream = self._container.streams.video[0]
+            self._unit_s = float(self._stream.time_base)
+            self.count = int(self._stream.frames)
+            self._frames = self._container.decode(self._stream)
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

@@ -67,7 +67,7 @@ from mmreplay.datasets.lerobot_episodes import (
     find_videos,
 )
 from mmreplay.disk import files
-from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.errors import FormatError, ReplayError, SchemaError, undone_by
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.source_names import name_fields, own_names_of
@@ -679,8 +679,5 @@ def open_reader(
         )
     notes = Notes()
     frames = Frames(path, notes)
-    try:
+    with undone_by(frames.close):
         return LerobotReader(frames, notes, info, video, done, allow_expansion, fields)
-    except BaseException:
-        frames.close()
-        raise

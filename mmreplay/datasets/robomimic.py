@@ -21,7 +21,7 @@ from mmreplay.datasets.common.fields import (
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, scalar
 from mmreplay.datasets.hdf5 import Hdf5, is_hdf5
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, undone_by
 from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
 from mmreplay.schema.source_names import OwnNames, name_fields, own_names_of
@@ -238,8 +238,5 @@ def open_reader(
         fields: See `name_fields`.
     """
     hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
-    try:
+    with undone_by(hdf5.close):
         return RobomimicReader(hdf5, _demos(hdf5, filter), fields)
-    except BaseException:
-        hdf5.close()
-        raise

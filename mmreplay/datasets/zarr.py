@@ -9,7 +9,7 @@ from pathlib import Path
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.base import Block, Notes, refuse_expansion
 from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.errors import SchemaError, SourceError
+from mmreplay.errors import SchemaError, SourceError, undone_by
 from mmreplay.schema.naming import ENDS
 from mmreplay.schema.source_names import OwnNames, name_fields
 from mmreplay.storage.foreign_zarr.mapping import DATA, array_paths
@@ -116,11 +116,8 @@ def open_reader(
         if names == paths:
             raise
         buffer = ReplayBuffer.open(replace(source, fields=names))
-    try:
+    with undone_by(buffer.close):
         if not source.remote:
             held = int(buffer.span.lengths.sum()) * buffer.schema.row_nbytes
             refuse_expansion(path, held, _nbytes(path), allowed=allow_expansion)
         return ZarrReader(buffer, renamed)
-    except BaseException:
-        buffer.close()
-        raise

@@ -24,7 +24,7 @@ from mmreplay.arguments import integer, size_in_bytes
 from mmreplay.buffer.opening import remove_empty
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
-from mmreplay.errors import FullError, SchemaError, frames_to_caller
+from mmreplay.errors import FullError, SchemaError, frames_to_caller, undone_by
 from mmreplay.format.metadata import (
     FILE_NAME,
     HEAP_STEP_NBYTES,
@@ -511,7 +511,7 @@ def _open(
     buffer = ReplayBuffer.open(
         path, "r+", on_resume=on_resume, commit_every=commit_every
     )
-    try:
+    with undone_by(buffer.close):
         missing = tuple(path for path in schema.varying if path not in buffer.schema)
         if missing:
             warnings.warn(
@@ -524,9 +524,6 @@ def _open(
             source.left_out = missing
         _compare(buffer, schema, source, capacity)
         _compare_engine(buffer, given)
-    except BaseException:
-        buffer.close()
-        raise
     return buffer
 
 

@@ -21,7 +21,7 @@ from mmreplay.datasets.common.fragments import NOTE, Fragment, FragmentReader, e
 from mmreplay.datasets.common.rows import ColumnRows, is_scalar, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import CorruptError, FormatError, undone_by
 from mmreplay.schema.naming import left_out
 from mmreplay.schema.source_names import name_fields, own_names_of
 
@@ -195,8 +195,5 @@ def open_reader(path: Path, *, fields: Sequence[str] | None = None) -> AlfReader
         fields: See `name_fields`.
     """
     file = File.open(path, None)
-    try:
+    with undone_by(file.close):
         return AlfReader(file, fields)
-    except BaseException:
-        file.close()
-        raise

@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, held_by
-from mmreplay.errors import FormatError, LockedError, ReplayError, SchemaError
+from mmreplay.errors import (
+    FormatError,
+    LockedError,
+    ReplayError,
+    SchemaError,
+    undone_by,
+)
 from mmreplay.format import metadata
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Metadata
 from mmreplay.ring import Layout
@@ -127,16 +133,13 @@ class BufferLocation:
     def _refuse_others(self) -> None:
         """Refuse another adapter's buffer before it is opened and perhaps resized."""
         ours = MEMORIES if self._maker in MEMORIES else (self._maker,)
-        try:
+        with undone_by(self._let_name_go):
             maker = metadata.load(self.path).user.get("adapter")
             if maker not in (None, *ours):
                 raise SchemaError(
                     f"{self.path} must hold a buffer of {' or '.join(ours[:2])}, got a "
                     f"buffer of the adapter {maker!r}. Choose another path."
                 )
-        except BaseException:
-            self._let_name_go()
-            raise
 
     def __repr__(self) -> str:
         """Say where the data is."""

@@ -22,7 +22,7 @@ from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, Fragme
 from mmreplay.datasets.common.rows import ColumnRows, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, undone_by
 from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
 from mmreplay.schema.source_names import name_fields, own_names_of
@@ -185,8 +185,5 @@ def open_reader(
                 "it out if you do not know it."
             )
     file = File.open(path, None)
-    try:
+    with undone_by(file.close):
         return PytorchrlReader(file, size, step, done, fields)
-    except BaseException:
-        file.close()
-        raise

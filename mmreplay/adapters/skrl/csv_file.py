@@ -25,7 +25,7 @@ from mmreplay.convert.npz import NpzPlan
 from mmreplay.convert.staging import STAGED, Staging
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, undone_by
 from mmreplay.schema.dtypes import storage_dtype
 
 
@@ -47,12 +47,9 @@ class SkrlCsvWriter(Writer):
         self._spool: SkrlWriter | None = None
         self._spool_path = target.with_name(f"{STAGED}rows-{target.name}")
         self._staging = Staging(target, overwrite=overwrite)
-        try:
+        with undone_by(self.abort):
             self._spool = SkrlWriter(self._spool_path, description, NpzPlan, True)
             self._file = self._staging.open(0)
-        except BaseException:
-            self.abort()
-            raise
         self.notes: Notes = self._spool.notes
 
     def write(self, block: Block) -> None:

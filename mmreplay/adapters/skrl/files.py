@@ -21,6 +21,7 @@ from mmreplay.convert import npz, pt
 from mmreplay.convert.base import Notes, Reader, Writer, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.disk.files import File
+from mmreplay.errors import undone_by
 from mmreplay.schema.source_names import own_names_of
 
 FILE_NAME = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
@@ -57,7 +58,7 @@ def open_reader(
             csv.open_plain(path, dtypes or {}, allow_expansion), num_envs, cursor
         )
     file = File.open(path, None)
-    try:
+    with undone_by(file.close):
         notes = Notes()
         own_names: dict[str, str] = {}
         if format == "npz":
@@ -66,9 +67,6 @@ def open_reader(
             columns = pt.read_columns(file, notes, fields=fields, own_names=own_names)
         names = own_names_of(own_names)
         return SkrlReader(file, columns, notes, size, cursor, names)
-    except BaseException:
-        file.close()
-        raise
 
 
 def recognizes(path: Path) -> bool:

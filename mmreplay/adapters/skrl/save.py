@@ -25,7 +25,7 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.transfer import open_source, refuse_inside, transfer
 from mmreplay.disk import files
-from mmreplay.errors import SchemaError, SourceError
+from mmreplay.errors import SchemaError, SourceError, undone_by
 from mmreplay.schema import Field, Schema
 
 FORMATS = {"pt": "pt", "npz": "npz", "csv": "csv"}
@@ -133,12 +133,10 @@ def load(
             )
         ring, cursor = ready()
         cursor.reset(ring, loading=True)
-        try:
+        # Environments may differ in their rows then.
+        with undone_by(cursor.reset, ring):
             for block in reader.blocks():
                 _take(ring, names, block)
-        except BaseException:
-            cursor.reset(ring)  # environments may differ in their rows
-            raise
     cursor.loaded(ring)
 
 

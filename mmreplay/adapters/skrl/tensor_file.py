@@ -28,7 +28,7 @@ from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import move_bytes
 from mmreplay.disk.files import COPY_ON_WRITE, File, file_system
 from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
-from mmreplay.errors import SchemaError, SourceError
+from mmreplay.errors import SchemaError, SourceError, undone_by
 from mmreplay.schema.dtypes import storage_dtype
 from mmreplay.schema.naming import ROLE_NAMES
 from mmreplay.schema.source_names import OwnNames
@@ -206,16 +206,13 @@ class SkrlWriter(StagedWriter):
         self._finals = 0
         self._file: File | None = None
         self._staging = Staging(target, overwrite=overwrite)
-        try:
+        with undone_by(self.abort):
             self._file = self._staging.open(
                 plan.nbytes + SLACK_NBYTES * (len(self._dtypes) + 1)
             )
             scattered = description.num_envs > 1
             if scattered and file_system(self._staging.path) not in COPY_ON_WRITE:
                 self._file.map_writable()
-        except BaseException:
-            self.abort()
-            raise
 
     @property
     def steps(self) -> int:

@@ -28,7 +28,7 @@ from mmreplay.convert.undescribed import PlainReader
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.episodes import END, FINAL, START, TERMINATED
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, undone_by
 from mmreplay.nesting import under
 from mmreplay.schema.dtypes import from_bfloat16_bits
 from mmreplay.strict_json import Json
@@ -66,11 +66,8 @@ def open_reader(_: str, path: Path) -> Reader:
             "prefix. Name the file of tensors."
         )
     file = File.open(found[0], None)
-    try:
+    with undone_by(file.close):
         return _reader(file, found[1])
-    except BaseException:
-        file.close()
-        raise
 
 
 def recognizes(path: Path) -> bool:
@@ -137,12 +134,9 @@ class VeloraWriter(StagedWriter):
         plan = SafetensorsPlan(arrays, {})
         self._file: ArrayFile | None = None
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
-        try:
+        with undone_by(self.abort):
             file = File.create(self._staging.path / f"{prefix}{STATE}", plan.nbytes)
             self._file = ArrayFile(file, plan, self._capacity)
-        except BaseException:
-            self.abort()
-            raise
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""

@@ -23,7 +23,7 @@ from mmreplay.datasets.images import LOSSY
 from mmreplay.datasets.minari.hdf5_episodes import Hdf5Episodes
 from mmreplay.datasets.minari.spaces import parse
 from mmreplay.disk import files
-from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.errors import FormatError, ReplayError, SchemaError, undone_by
 from mmreplay.schema.source_names import OwnNames, name_fields, own_names_of
 from mmreplay.strict_json import Json
 
@@ -105,11 +105,8 @@ def open_reader(
         )
     if episode_indices is not None and list(episode_indices) == list(range(count)):
         episode_indices = None
-    try:
+    with undone_by(episodes.close):
         return MinariReader(folder, metadata, episodes, episode_indices, fields)
-    except BaseException:
-        episodes.close()
-        raise
 
 
 def recognizes(path: Path) -> bool:

@@ -23,7 +23,7 @@ from mmreplay.datasets.hdf5 import Hdf5Output, refuse_unfit
 from mmreplay.datasets.minari.spaces import box, discrete, dump, fits, names_of, nested
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, undone_by
 from mmreplay.strict_json import Json
 
 WHAT = "Minari"
@@ -101,15 +101,12 @@ class MinariWriter(StagedWriter):
         self._episode = _Episode(0)
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
         self._file: Hdf5Output | None = None
-        try:
+        with undone_by(self.abort):
             self._folder = self._staging.path / "data"
             files.make_folder(self._folder)
             path = self._folder / MAIN
             File.create(path, 0).close()
             self._file = Hdf5Output(path)
-        except BaseException:
-            self.abort()
-            raise
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
