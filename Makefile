@@ -4,7 +4,9 @@
 #
 #   make demo    record, kill, reopen and train: the main job, from end to end; leaves the
 #                recording in build/demo
-#   make test    the tests, without the slow ones and of many cases a slice
+#   make test    the tests, without the slow ones and of many cases a slice; PART=convert
+#                runs those of tests/convert, PART=ray those on Ray
+#   make test-core   the tests of the core, without those of its satellites
 #   make docs    the documentation site, with the API reference, into build/site
 #   make install-ray   an environment with Ray, in build/ray; RAY=2.55.1 makes one with
 #                that version, in build/ray-2.55.1
@@ -23,6 +25,7 @@ RAY_TESTS ?= tests/on_ray
 # No slice: tools/check runs without Ray, and what is left out would run nowhere.
 RAY_MARKS ?= not slow and not peer and not gpu
 PEER ?=
+PART ?=
 
 RAY_FOLDER := build/ray$(if $(RAY),-$(RAY))
 BIN := .venv/bin
@@ -32,13 +35,23 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl+web.ready)
 DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
-.PHONY: demo test docs ray peers check install install-ray clean
+SATELLITES := adapters bench cli convert on_ray page recording tools
+
+.PHONY: demo test test-core docs ray peers check install install-ray clean
 
 demo: $(DEMO_READY)
 	$(BIN)/python -m tools.demo
 
+ifeq ($(PART),ray)
+test: ray
+else
 test: .venv/dev.ready
-	$(BIN)/python -m pytest -m "$(TESTS)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PART:%=tests/%) -m "$(TESTS)" $(PYTEST_ARGS)
+endif
+
+test-core: .venv/dev.ready
+	$(BIN)/python -m pytest tests $(SATELLITES:%=--ignore=tests/%) -m "$(TESTS)" \
+	  $(PYTEST_ARGS)
 
 docs: $(DOCS_READY)
 	$(BIN)/python -m tools.docs_site
