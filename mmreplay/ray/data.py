@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,14 @@ def read_as(
         if rings:
             source = kind._of(rings, fields, transforms, live)
             selector = _selector(nodes)
-            given = {} if selector is None else {"label_selector": selector}
-            datasets.append(ray.data.read_datasource(source, **given))
+            if selector is None:
+                datasets.append(ray.data.read_datasource(source))
+                continue
+            bound: dict[str, Any] = {"label_selector": selector}
+            if "label_selector" not in signature(ray.data.read_datasource).parameters:
+                # Versions without the parameter pass any other to the datasource.
+                bound = {"ray_remote_args": bound}
+            datasets.append(ray.data.read_datasource(source, **bound))
     if not datasets:
         raise EmptyError(
             f"none of {len(every)} rings has a legal start. Add steps first."

@@ -55,6 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Run the same command again in a network namespace, unless Ray is missing."""
     if find_spec("ray") is None:
         return
+    # Ray 2.55 leaves this to the collector where it starts a node.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:unclosed file .*'/dev/null':ResourceWarning"
+    )
     os.environ.update(SETTINGS)
     if MARK in os.environ or hasattr(config, "workerinput") or _forbidden():
         return
@@ -88,10 +92,12 @@ class Nodes:
     Attributes:
         address: What `ray.init` takes.
         by_label: The nodes that carry the label ``mmreplay``, by its value.
+        killed: Ray's ids of nodes that were killed.
     """
 
     cluster: Any
     by_label: dict[str, Any] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -117,6 +123,7 @@ class Nodes:
 
     def remove_node(self, node: Any) -> None:
         """Kill all processes of a node that `add` returned."""
+        self.killed.append(str(node.node_id))
         self.cluster.remove_node(node, allow_graceful=False)
 
     def kill_raylet(self, label: str) -> None:
@@ -226,10 +233,13 @@ def run_name(cluster: Nodes) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _both_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave the cluster with the two nodes that it began with."""
+    """Leave the cluster with the two nodes that it began with, and no other."""
     yield
     if "cluster" in request.fixturenames:
         nodes: Nodes = request.getfixturevalue("cluster")
+        # Ray would start actors of the next test on them until they are declared dead.
+        while nodes.killed:
+            nodes.wait_dead(nodes.killed.pop())
         for label in ("n0", "n1"):
             if label not in nodes.by_label:
                 nodes.add(label)

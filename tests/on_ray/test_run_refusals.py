@@ -159,7 +159,7 @@ def test_a_writer_that_is_refused_begins_no_run(
     with pytest.raises(error, match=match):
         mr.ray.writer(run_name, SCHEMA, **given)
     with pytest.raises(error, match=match):
-        mr.ray.thin_ring(run_name, SCHEMA, **given)
+        mr.ray.thin_ring(run_name, SCHEMA, **{"num_envs": 1, **given})
     with pytest.raises(mr.SchemaError, match="idle_s must be"):
         mr.ray.thin_ring(run_name, SCHEMA, 100, root=tmp_path, idle_s=0)
     (tmp_path / "file").touch()
@@ -209,7 +209,7 @@ def test_a_node_has_one_root_in_a_run(run_name, tmp_path):
     ):
         mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "b")
     with pytest.raises(mr.SchemaError, match=rf"root must be '{tmp_path}/a' on"):
-        mr.ray.thin_ring(run_name, SCHEMA, 100, root=tmp_path / "b")
+        mr.ray.thin_ring(run_name, SCHEMA, 100, root=tmp_path / "b", num_envs=1)
     # What was made for them is gone.
     assert not any((tmp_path / "b" / run_name).iterdir())
 
