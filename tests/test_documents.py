@@ -291,7 +291,7 @@ def test_a_block_of_python_runs_alone(
     assert learn.calls > 0 or "learn(" not in block or "def learn(" in block
 
 
-SLOW_COMMANDS = ("mmreplay bench", "record ALE", "plan ALE")
+SLOW_COMMANDS = ("record ALE", "plan ALE")
 
 
 def consoles():

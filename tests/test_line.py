@@ -16,7 +16,7 @@ import mmreplay
 ROOT = Path(__file__).resolve().parents[1]
 LINE = Path(__file__).with_name("line.json")
 SATELLITES = (
-    "adapters", "bench", "cli", "convert", "datasets", "page", "plan", "ray",
+    "adapters", "cli", "convert", "datasets", "page", "plan", "ray",
     "recording", "testing",
 )  # fmt: skip
 OUTER = {

@@ -10,7 +10,6 @@ import typer.core
 from rich.markup import escape
 
 from mmreplay import __version__, kernels
-from mmreplay.cli.bench import bench
 from mmreplay.cli.change import clear, resize
 from mmreplay.cli.compact import compact
 from mmreplay.cli.convert import convert
@@ -91,7 +90,7 @@ def _common(
 
 
 for command in (
-    record, info, head, plan, stats, plot, convert, verify, bench, clear, resize,
+    record, info, head, plan, stats, plot, convert, verify, clear, resize,
     snapshot, repair, compact, view,
 ):  # fmt: skip
     app.command(command.__name__)(command)

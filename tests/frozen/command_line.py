@@ -143,7 +143,6 @@ PRINTS = {
     "verify": lambda d: ["verify", fill(d / "a")],
     "verify, damaged": lambda d: ["verify", _damaged(d)],
     "verify, missing": lambda d: ["verify", d / "missing"],
-    "bench": lambda d: ["bench", fill(d / "a"), "--seconds", 0.1],
     "clear": lambda d: ["clear", fill(d / "a"), "--yes"],
     "resize": lambda d: ["resize", fill(d / "a"), 50, "--yes"],
     "snapshot": lambda d: ["snapshot", fill(d / "a"), d / "b"],

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import bench
-from mmreplay.bench import Rate, SpeedReport, advice, measure_speed
 from mmreplay.disk.files import File, file_system
 from mmreplay.errors import EmptyError, FailedError, SchemaError
 from mmreplay.storage.memory_usage import MemoryUsage, cached_nbytes, measure
+from tools.bench import draw_speed as bench
+from tools.bench.draw_speed import Rate, SpeedReport, advice, measure_speed
 
 GIB = 1 << 30
 IN_MEMORY = ("tmpfs", "ramfs", "overlay")

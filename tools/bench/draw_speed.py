@@ -16,11 +16,14 @@ What is measured of a buffer, in which order.
 
 from __future__ import annotations
 
+import argparse
 import errno
+import json
 import mmap
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter, sleep
 
@@ -30,8 +33,9 @@ from numpy.typing import NDArray
 from mmreplay.arguments import format_size
 from mmreplay.buffer.draw import PendingDraw
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.cli import show
 from mmreplay.disk.files import NETWORK, File, file_system
-from mmreplay.errors import FailedError, SchemaError, system_failure
+from mmreplay.errors import FailedError, ReplayError, SchemaError, system_failure
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.foreign_zarr.source import source_of
 from mmreplay.storage.memory_usage import (
@@ -470,3 +474,57 @@ def _too_small(nbytes: int) -> str:
         f"the buffer is too small to measure the disk: {format_size(nbytes)}, less "
         f"than {format_size(SMALL_NBYTES)}"
     )
+
+
+def print_report(name: str, report: SpeedReport) -> None:
+    """Print a table of rates, and what follows from them."""
+    larger = f"{report.larger_size:,}"
+    kinds: list[tuple[str, str, Rate | None]] = [
+        ("in memory", f"{report.batch_size:,}", report.warm),
+        ("in memory", larger, report.larger),
+        ("on disk, rows read at once", f"{report.batch_size:,}", report.cold),
+        ("on disk, one by one", f"{report.batch_size:,}", report.unasked),
+    ]
+    show.print_table(
+        ["rows", "batch", "steps/s", "MB/s"],
+        [
+            [what, size, "-", "-"]
+            if rate is None
+            else [what, size, show.count(rate.rows_per_s), show.number(rate.mb_per_s)]
+            for what, size, rate in kinds
+        ],
+    )
+    disk = report.disk_mb_per_s
+    read = "unknown" if disk is None else f"{show.number(disk)} MB/s from end to end"
+    show.print_facts(
+        name,
+        [
+            ("disk", f"{read}, {report.file_system}"),
+            ("memory", str(report.memory)),
+            *(("advice", advice) for advice in report.advice),
+        ],
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure one buffer, and print what was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("path", help="the buffer's folder")
+    parser.add_argument("--batch-size", type=int, default=256, help="steps a batch")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(arguments)
+    if not given.seconds > 0:
+        parser.error(f"--seconds must be above 0, got {given.seconds}")
+    report = measure_speed(given.path, given.batch_size, given.seconds)
+    if given.json:
+        print(json.dumps(asdict(report)))
+    else:
+        print_report(given.path, report)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ReplayError as error:
+        sys.exit(f"draw_speed: {error}")
