@@ -79,18 +79,21 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def _show_completion(shell: str) -> int:
     """Print the completion script of a shell, and return the exit code."""
-    from typer._completion_classes import completion_init
-    from typer._completion_shared import get_completion_script
+    from typer.completion import get_completion_inspect_parameters, show_callback
 
     if shell not in SHELLS:
         say(f"--show-completion must be one of {', '.join(SHELLS)}, got {shell!r}")
         return USAGE
-    completion_init()
-    script = get_completion_script(
-        prog_name="mmreplay", complete_var="_MMREPLAY_COMPLETE", shell=shell
-    )
-    typer.echo(script)
-    return WELL
+    from mmreplay.cli.app import build
+
+    get_completion_inspect_parameters()  # which registers the shells
+    command = build()
+    context = typer.Context(command, info_name="mmreplay")
+    try:
+        show_callback(context, command.params[0], shell)
+    except SystemExit:
+        return WELL
+    raise AssertionError("typer's callback ends the process")
 
 
 @contextmanager
