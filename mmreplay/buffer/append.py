@@ -124,11 +124,9 @@ class Appender:
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
         self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
         self._fast_append = fast_append_of(store, commit)
-        # Engines that others wrote may not know of heaps.
-        heap = getattr(store, "heap", None)
         self._values: ValueWriter | None = None
-        if heap is not None:
-            space = space_of(store, heap, commit)
+        if store.heap is not None:
+            space = space_of(store, store.heap, commit)
             self._values = ValueWriter(store, space, commit, committer)
         # Environments whose end was asked for by `end_episodes`, and not by an opening.
         self._ended = np.zeros(ring.num_envs, bool)

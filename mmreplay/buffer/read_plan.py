@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.storage.gather import ColumnLayouts, Records
+from mmreplay.storage.gather import ColumnLayouts
 from mmreplay.storage.layout import record_layout
 from mmreplay.storage.store import Store
 from mmreplay.transforms.base import Asked, Direct, FoundRows, Sums
@@ -63,7 +63,7 @@ class ReadPlan:
             sums: What is summed for it.
         """
         self._store = store
-        records: Records | None = getattr(store, "records", None)
+        records = store.records
         packed = frozenset[str]() if records is None else store.packed
         self._wheres = tuple(asked)
         # Sums of packed fields are made as the fields are read, others afterwards.

@@ -84,7 +84,6 @@ from mmreplay.storage.gather import (
     Records,
     after,
 )
-from mmreplay.storage.heap import Heap
 from mmreplay.storage.layout import HEAP, RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr.engine import ZarrStore, stored_columns
@@ -262,7 +261,7 @@ class GenerationReader(StartView):
         self._pairs = {p: n for p, n in self.next_paths.items() if p in together}
         self._apart = tuple(p for p in self.next_paths if p not in together)
         self._packed = tuple(p for p in schema.paths if p in store.packed)
-        self._heap: Heap | None = getattr(store, "heap", None)
+        self._heap = store.heap
         self._value_buffers = BufferPool()
         # Names of batches under which values vary: stored paths, and next ones.
         self._varying = {}
@@ -1158,7 +1157,7 @@ class GenerationReader(StartView):
         known, index = self._indexed_rows()
         heads = known.stop
         # Records that are mapped are found and copied by one call.
-        records: Records | None = getattr(self._store, "records", None)
+        records = self._store.records
         if self._num_records and records is not None:
             return self._from_mapped_records(
                 records, env_ids, positions, heads, index, contiguous
@@ -1327,7 +1326,7 @@ class GenerationReader(StartView):
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, heads: Ids
     ) -> Fields:
         rows = self._ring.rows(env_ids, positions)
-        records: Records | None = getattr(self._store, "records", None)
+        records = self._store.records
         # Many that lie one after the other come as columns from `gather`.
         apart = len(rows) < SPLIT_ROWS or rows[-1] - rows[0] != len(rows) - 1
         apart = apart and self._agent_ends.get("truncated") not in paths

@@ -61,8 +61,7 @@ class Committer:
         self.refuse_removed = refuse_removed
         self._store = store
         self._commit_state = commit_state
-        # Engines that others wrote may not know of heaps.
-        heap = getattr(store, "heap", None)
+        heap = store.heap
         self._heap = None if heap is None else space_of(store, heap, commit_state)
         self.highest_tails: Array | None = None
         self._slot_lock = threading.Lock()

@@ -194,6 +194,7 @@ class MemmapStore:
         writable: bool = True,
     ) -> None:
         self.heap: FileHeap | None = None
+        self.records: Records | None = None
         self.ring = ring
         self.schema = schema
         record = placement.record
@@ -574,9 +575,8 @@ class MemmapStore:
         # never a view of memory that is not mapped any more, which is a SIGSEGV.
         closed: Any = ClosedStore(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = closed
-        records = getattr(self, "records", None)
-        if isinstance(records, Records):
-            records.unmap(closed)
+        if isinstance(self.records, Records):
+            self.records.unmap(closed)
         self.records = closed
         while self._mapped:
             self._mapped.pop().unmap(closed)

@@ -24,6 +24,7 @@ class MemoryStore:
 
     def __init__(self, ring: Ring, schema: Schema, heap_nbytes: int = 0) -> None:
         self.heap = MemoryHeap(ring.num_envs, heap_nbytes) if heap_nbytes else None
+        self.records = None
         self.ring = ring
         self.schema = schema
         self.packed = frozenset[str]()

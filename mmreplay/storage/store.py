@@ -22,6 +22,7 @@ from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
 if TYPE_CHECKING:
+    from mmreplay.storage.gather import Records
     from mmreplay.storage.heap import Heap
 
 ReadMode = Literal["auto", "mmap", "pread"]
@@ -104,6 +105,10 @@ class Store(Protocol):
     @property
     def heap(self) -> Heap | None:
         """The values that vary; None where no field does. Rows have the references."""
+
+    @property
+    def records(self) -> Records | None:
+        """Records of all rows, of the fields that lie together; None unless mapped."""
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:

@@ -199,6 +199,26 @@ def new_stores_hold_zeros(case: StoreCase) -> None:
         compare(store.flags(rows), none, "flags of a new store", "Return zeros")
 
 
+def heap_and_records_are_said(case: StoreCase) -> None:
+    """`heap` and `records` are attributes; None where no field varies, or is mapped."""
+    for store, _ in case.stores():
+        for name in ("heap", "records"):
+            if not hasattr(store, name):
+                raise ContractError(
+                    f"the store has no attribute {name!r}. Set it to None where it has "
+                    "none"
+                )
+        if store.heap is not None:
+            raise ContractError(
+                f"heap is {type(store.heap).__name__} where no field varies. Set it to "
+                "None"
+            )
+        if store.records is not None and not store.packed:
+            raise ContractError(
+                "records are there, but packed has no path. Name the fields of records"
+            )
+
+
 def rows_come_back_bit_for_bit(case: StoreCase) -> None:
     """Rows and flags are read as they were written last, in any order."""
     rng = case.rng
@@ -569,6 +589,7 @@ def closing_twice_is_harmless(case: StoreCase) -> None:
 
 RULES = by_name(
     new_stores_hold_zeros,
+    heap_and_records_are_said,
     rows_come_back_bit_for_bit,
     floats_keep_their_bits,
     a_single_row_needs_no_axis,

@@ -21,6 +21,23 @@ class Ones(MemoryStore):
         return super().flags(rows, new) | 1
 
 
+class NoRecords(MemoryStore):
+    def __init__(self, ring, schema):
+        super().__init__(ring, schema)
+        del self.records
+
+
+class StrayHeap(MemoryStore):
+    def __init__(self, ring, schema):
+        super().__init__(ring, schema, heap_nbytes=4096)
+
+
+class StrayRecords(MemoryStore):
+    def __init__(self, ring, schema):
+        super().__init__(ring, schema)
+        self.records = self
+
+
 class Rounds(MemoryStore):
     def write(self, runs, columns, flags):
         columns = dict(columns)
@@ -237,6 +254,9 @@ def hidden():
 
 BROKEN = [
     (in_ram(Ones), "new_stores_hold_zeros", "flags of a new store differs"),
+    (in_ram(NoRecords), "heap_and_records_are_said", "no attribute 'records'"),
+    (in_ram(StrayHeap), "heap_and_records_are_said", "heap is MemoryHeap where no"),
+    (in_ram(StrayRecords), "heap_and_records_are_said", "packed has no path"),
     (in_ram(Rounds), "rows_come_back_bit_for_bit", "field 'float64s' of .* differs"),
     (in_ram(Drops), "rows_come_back_bit_for_bit", r"gather returned \['bfloat16'"),
     (in_ram(Numbers), "floats_keep_their_bits", "field 'float32' of special floats"),

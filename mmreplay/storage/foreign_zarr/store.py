@@ -60,7 +60,7 @@ class GroupStore:
         """
         self.ring, self.schema = ring, schema
         self.packed = frozenset[str]()
-        self.heap = None
+        self.heap = self.records = None
         self.limit_step = 1
         self._arrays, self._flags = arrays, flags
         self._blobs, self._reader = blobs, reader

@@ -70,6 +70,8 @@ class ZarrStore:
         self._range_rows = self.sealing.range_rows
         self._buffers = BufferPool()
         self.heap = staging.heap
+        # Rows may lie in a shard, wherever the staged ones are mapped.
+        self.records = None
         self._varying = frozenset(metadata.schema.varying)
         # Full ranges whose newest rows are not published yet: their values are not
         # read before they are.
