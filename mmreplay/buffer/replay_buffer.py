@@ -42,6 +42,7 @@ from mmreplay.buffer.opening import check_mode
 from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
 from mmreplay.episodes import EpisodeIndex
+from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     DurabilityWarning,
     FailedError,
@@ -175,6 +176,7 @@ class ReplayBuffer:
         # Calls that change the buffer take turns, in whichever generation.
         self._turn = threading.RLock()
         self._switching = threading.Lock()
+        self._homes: list[BufferIdentity] = []
         try:
             self.transforms = listed(transforms)
             self._switch_to(opened)
@@ -435,7 +437,7 @@ class ReplayBuffer:
                 self._files.close()
                 self._files.store.unmap()
             finally:
-                close_columns(self._reader.home)
+                close_columns(self._homes)
         finally:
             if limit is not None:
                 limit.close()
@@ -1527,6 +1529,7 @@ class ReplayBuffer:
                 self._finalizer.detach()
                 former.replaced = True
             self._files, self._reader = opened, reader
+            self._homes.append(reader.home)
             # A buffer that was dropped, or left open at exit, is closed all the same.
             # The finaliser holds the files only: it must not keep the buffer alive.
             self._finalizer = weakref.finalize(
