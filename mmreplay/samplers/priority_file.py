@@ -244,7 +244,7 @@ def close_columns(homes: Sequence[BufferIdentity]) -> None:
 
     Args:
         homes: The open buffer's own objects, which differ from another opening's: one
-            of each generation that it had, as a sampler may have drawn from that last.
+            of each generation that it had.
     """
     for column in list(_open_columns):
         if any(column.files.home is home for home in homes):

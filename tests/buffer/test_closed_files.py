@@ -152,8 +152,10 @@ def test_batches_and_views_of_a_closed_buffer_stay_as_they_are(engine, tmp_path)
         lambda: mr.PrioritizedSampler(seed=0),
         lambda: mr.UseCounter(3, seed=0),
         lambda: mr.StalenessSampler("version", 400, 400, seed=0),
+        lambda: mr.SequenceSampler(4, mr.UniformSampler(seed=0)),
+        lambda: mr.EpisodeSampler(mr.UniformSampler(seed=0)),
     ],
-    ids=["priorities", "uses", "rows by value"],
+    ids=["priorities", "uses", "rows by value", "windows", "episodes"],
 )
 def test_nothing_of_a_generation_before_is_open_after_close(engine, sampler, tmp_path):
     schema = mr.Schema({**FLAT, "version": mr.Field((), "int64")})
