@@ -1422,9 +1422,8 @@ class GenerationReader(StartView):
             index = self._column_indexes.get(path)
             if index is None:
                 require_integer(path, self._schema)
-                index = ColumnIndex(self._ring, partial(self._read_column, path))
-                self._column_indexes[path] = index
-            index.update(self.span)
+                index = self._column_indexes[path] = ColumnIndex(self._ring)
+            index.update(self.span, partial(self._read_column, path))
             return index
 
     def _read_column(

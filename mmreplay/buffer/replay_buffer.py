@@ -42,6 +42,7 @@ from mmreplay.buffer.opening import check_mode
 from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
 from mmreplay.episodes import EpisodeIndex
+from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     DurabilityWarning,
     FailedError,
@@ -68,7 +69,7 @@ from mmreplay.storage.foreign_zarr.mapping import GroupMapping
 from mmreplay.storage.foreign_zarr.source import ZarrSource
 from mmreplay.storage.memory_usage import MemoryUsage, measure
 from mmreplay.storage.recovery import Recovery
-from mmreplay.storage.store import Advise, ReadMode, ReadPolicy
+from mmreplay.storage.store import Advise, ReadMode, ReadPolicy, Store
 from mmreplay.storage.zarr.engine import ZarrStore
 
 if TYPE_CHECKING:
@@ -175,6 +176,9 @@ class ReplayBuffer:
         # Calls that change the buffer take turns, in whichever generation.
         self._turn = threading.RLock()
         self._switching = threading.Lock()
+        # Of each generation: a sampler may have drawn from a former one last.
+        self._homes: list[BufferIdentity] = []
+        self._stores: list[weakref.ref[Store]] = []
         try:
             self.transforms = listed(transforms)
             self._switch_to(opened)
@@ -428,9 +432,11 @@ class ReplayBuffer:
             self._finalizer.detach()
             try:
                 self._files.close()
-                self._files.store.unmap()
+                for store in [reference() for reference in self._stores]:
+                    if store is not None:
+                        store.unmap()
             finally:
-                close_columns(self._reader.home)
+                close_columns(self._homes)
         finally:
             if limit is not None:
                 limit.close()
@@ -1505,6 +1511,8 @@ class ReplayBuffer:
                 self._finalizer.detach()
                 former.replaced = True
             self._files, self._reader = opened, reader
+            self._homes.append(reader.home)
+            self._stores.append(weakref.ref(opened.store))
             # A buffer that was dropped, or left open at exit, is closed all the same.
             # The finaliser holds the files only: it must not keep the buffer alive.
             self._finalizer = weakref.finalize(

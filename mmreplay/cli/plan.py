@@ -176,6 +176,11 @@ def _of_env(name: str) -> Schema:
     from mmreplay.recording.environments import make_vector
     from mmreplay.schema import Schema
 
+    if name.count(":") > 1:
+        raise usage_error(
+            f"ENV_OR_PATH must be a Gymnasium id or a folder, got {name!r}. Give a "
+            f"field with --field {name}"
+        )
     try:
         env = make_vector(name, 1, {})
     except SchemaError as error:

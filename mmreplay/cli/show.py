@@ -32,13 +32,18 @@ def count(number: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A measured number: whole ones whole, others to 4 digits."""
+    """A measured number: whole ones whole, others to 4 digits.
+
+    Large ones have all of theirs: of a time stamp the last digits matter.
+    """
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
         return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}"
+    if 1e7 <= abs(value) < 1e15:
+        return f"{value:,.15g}"
     return f"{value:,.4g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.4g}"
 
 

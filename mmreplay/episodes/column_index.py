@@ -95,14 +95,13 @@ def require_path(field: object, example: str) -> None:
 class ColumnIndex:
     """Positions by value of one field. Not thread-safe: hold the view's lock."""
 
-    def __init__(self, ring: Ring, read: ReadColumn) -> None:
+    def __init__(self, ring: Ring) -> None:
         """Make an index without any row.
 
         Args:
             ring: Where the rows lie.
-            read: Reads values of rows that are alive.
         """
-        self._ring, self._read = ring, read
+        self._ring = ring
         # Changed together by one assignment, so that an interrupt leaves them whole.
         self._state: tuple[list[_Run], Span, Integers] | None = None
 
@@ -115,11 +114,12 @@ class ColumnIndex:
             for run in runs
         )
 
-    def update(self, span: Span) -> None:
+    def update(self, span: Span, read: ReadColumn) -> None:
         """Take in the rows that came since the last look: O(new rows log rows).
 
         Args:
             span: What is alive now.
+            read: Reads values of rows that are alive.
         """
         state = self._state
         if state is not None and state[1] is span:
@@ -132,7 +132,7 @@ class ColumnIndex:
             runs, broken = list(state[0]), state[2]
             seen = np.maximum(state[1].stop, span.first)
         for env_ids, positions in position_chunks(self._ring, seen, span.stop):
-            values, whole = self._read(env_ids, positions)
+            values, whole = read(env_ids, positions)
             order = np.argsort(values, kind="stable")
             order = order[whole[order]]
             fresh = _Run(

@@ -262,7 +262,8 @@ class RewardFacts:
         newest_nonzero: Those of them with a reward.
         old_size: Typical size of the rewards of the oldest quarter, and of the highest
             of them: ``(median, 98 % quantile)`` of those other than 0; NaN where there
-            are few. Steps that end an episode are left out.
+            are few. Steps that end an episode are left out, unless nearly all of them
+            are such.
         new_size: Of the newest eighth, and the highest of the newest quarter.
         outliers: Steps whose reward is far beyond all others.
         outlier: The largest of them in size; NaN where there is none.
@@ -282,6 +283,9 @@ class RewardFacts:
 
 FAR, FAR_AT_END = 1e3, 1e5
 """Of an outlier: times the usual size. A goal may be worth much."""
+SPARSE = 0.1
+"""Share of the rewards other than 0: where fewer are within episodes, their ends are
+compared."""
 
 
 def reward_facts(values: NDArray[np.generic], steps: Steps) -> RewardFacts:
@@ -293,6 +297,8 @@ def reward_facts(values: NDArray[np.generic], steps: Steps) -> RewardFacts:
     sizes = np.abs(rewards)
     some = sizes > 0
     within, newest = some & ~steps.ends, steps.eighths >= 6
+    if within.sum() <= SPARSE * some.sum():
+        within = some
     old, new = sizes[within & (steps.eighths < 2)], sizes[within & newest]
     latest = sizes[within & (steps.eighths == 7)]
     usual = float(np.quantile(sizes[some], 0.99, method="lower")) if some.any() else 0.0

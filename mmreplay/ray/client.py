@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -80,7 +81,7 @@ no call. Away for 1 ms or more, it is faster with threads (two cores)."""
 STATES_S = 0.5
 """While a shard is silent the registry is asked so often what Ray says of it."""
 OLD_STATES_S = 3.0
-"""What it said longer ago counts no more."""
+"""What it was asked longer ago counts no more."""
 
 
 class RayCall:
@@ -225,7 +226,7 @@ class RayRun:
         self._members_call: Any = None
         self._states: Mapping[str, str] | None = None
         self._states_call: Any = None
-        self._states_sent_at = self._states_heard_at = 0.0
+        self._states_sent_at = self._states_asked_at = -math.inf
         self._states_lock = threading.Lock()
         self._registry = cluster.Remote(cluster.registry_name(run))
 
@@ -270,12 +271,15 @@ class RayRun:
                 self._states_call = None
                 with suppress(ReplayError):
                     self._states = self._registry.receive(call, 0.0)
-                    self._states_heard_at = now
-            if now - self._states_sent_at >= STATES_S:
+                    # Nobody may have looked for the answer since it came.
+                    self._states_asked_at = self._states_sent_at
+            # A registry with much to do has longer to answer.
+            pause_s = STATES_S if self._states_call is None else OLD_STATES_S
+            if now - self._states_sent_at >= pause_s:
                 self._states_sent_at = now
                 with suppress(ReplayError):
                     self._states_call = self._registry.send("states")
-            is_new = now - self._states_heard_at < OLD_STATES_S
+            is_new = now - self._states_asked_at < OLD_STATES_S
             return self._states if is_new else None
 
     def _ask_for_members(self) -> None:

@@ -21,6 +21,12 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
         ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
     """
     integer("num_envs", num_envs, 1, maximum=MAX_NUM_ENVS)
+    if name.count(":") > 1:
+        # Gymnasium fails to unpack it.
+        raise SchemaError(
+            f"environment {shown(name)} must have one ':' at most, behind the module "
+            "that registers it. Pass an id such as 'CartPole-v1'."
+        )
     gymnasium = gymnasium_for(f"recording {name!r}")
     if name.startswith(ATARI):
         _register_atari(gymnasium, name)

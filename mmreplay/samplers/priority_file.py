@@ -239,14 +239,15 @@ class PriorityFile(PriorityColumn):
 _open_columns: weakref.WeakSet[PriorityFile] = weakref.WeakSet()
 
 
-def close_columns(home: BufferIdentity) -> None:
+def close_columns(homes: Sequence[BufferIdentity]) -> None:
     """Close the columns of a buffer that is closed; samplers open them again.
 
     Args:
-        home: The open buffer's own object, which differs from another opening's.
+        homes: The open buffer's own objects, which differ from another opening's: one
+            of each generation that it had.
     """
     for column in list(_open_columns):
-        if column.files.home is home:
+        if any(column.files.home is home for home in homes):
             column.release()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,13 @@ from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.pause import FILE_NAME as PAUSE
-from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    ReplayError,
+    VersionError,
+)
 from mmreplay.format import commit, ray_files
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
@@ -78,6 +84,7 @@ def check_columns(
                 _check_records(
                     place / file, f"{name}/{file}", num_slots, lost, metadata, notes
                 )
+        _check_size(place, name, kind, lost, metadata, notes)
         _check_numbers(
             place / kind.file, f"{name}/{kind.file}", kind, lost, metadata, notes, deep
         )
@@ -142,6 +149,42 @@ def _check_records(
         notes.note(
             "beside", name, 0,
             f"{name}: of its {len(slots)} records {what} of this buffer; {lost}",
+        )  # fmt: skip
+
+
+def _check_size(
+    place: Path,
+    name: str,
+    kind: ColumnKind,
+    lost: str,
+    metadata: Metadata,
+    notes: Notebook,
+) -> None:
+    """Check numbers against STATE: of this generation they are as many as rows."""
+    ring, size = metadata.ring, priority_file.slot_nbytes(metadata.ring.num_envs)
+    nbytes = priority_file.NUM_SLOTS * size
+    try:
+        with closing(File.open(place / STATE, nbytes)) as file:
+            data = file.pread(nbytes, 0)
+        with closing(File.open(place / kind.file, None)) as file:
+            got, empty = file.nbytes, not any(data)
+            if empty and got and np.frombuffer(file.map_readonly(), "u1").any():
+                notes.note(
+                    "beside", f"{name}/{STATE}", 0,
+                    f"{name}/{STATE} is empty beside {kind.words}; {lost}",
+                )  # fmt: skip
+    except ReplayError:
+        return  # What is missing is noted by itself.
+    found = priority_file.newest(data, metadata.uuid, ring.num_envs)
+    expected = kind.itemsize * ring.num_rows
+    width = kind.itemsize * ring.num_envs
+    if found is None or not found[1].seen.any() or got % width or not got:
+        return
+    # Of a generation before the numbers are carried over when a sampler opens them.
+    if found[1].generation == metadata.generation and got != expected:
+        notes.note(
+            "beside", f"{name}/{kind.file}", None,
+            f"{name}/{kind.file} must have {expected} bytes, got {got}; {lost}",
         )  # fmt: skip
 
 

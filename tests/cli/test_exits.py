@@ -156,6 +156,11 @@ def test_a_newer_version_is_refused(cli, path):
             "--field must name each field once, got 'a' twice, now by 'a:int8:3'",
         ),
         (
+            ["plan", "a:float32:3", "--capacity", "9"],
+            "must be a Gymnasium id or a folder, got 'a:float32:3'. Give a field with "
+            "--field a:float32:3.",
+        ),
+        (
             ["plan", "--field", "a:text:9", "--length", "a=3,a=4", "--capacity", "9"],
             "--length must name each field once, got 'a=3,a=4'",
         ),

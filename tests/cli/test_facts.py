@@ -311,9 +311,10 @@ def test_sizes_have_units(nbytes, text):
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (float("nan"), "-"), (1234567, "1,234,567"), (3.0, "3"),
-     (1 / 3, "0.3333"), (12345.6, "1.235e+04"), (1e-9, "1e-09")],
+     (1 / 3, "0.3333"), (12345.6, "1.235e+04"), (1e-9, "1e-09"),
+     (1700000016.03, "1,700,000,016.03"), (-1700000016.03, "-1,700,000,016.03")],
 )  # fmt: skip
-def test_numbers_have_separators_and_four_digits(value, text):
+def test_numbers_have_separators_and_four_digits_and_time_stamps_all(value, text):
     assert show.number(value) == text
 
 

@@ -16,7 +16,8 @@ import torch
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.loader import prefetch
-from mmreplay.ray.client import ReplayClient
+from mmreplay.ray import client as client_module
+from mmreplay.ray.client import RayRun, ReplayClient
 from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.requests import Requests
 from mmreplay.ray.sources import RingsSource
@@ -424,3 +425,75 @@ def test_a_forked_child_sends_nothing_when_it_closes(run):
         os._exit(int(sent != [len(shard.calls) for shard in run.known]))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     client.close()
+
+
+class Registry:
+    """Says of shard ``"n0"`` what `state` was when it was asked.
+
+    Attributes:
+        now: Its clock.
+        state: Of the shard.
+        delay: Until an answer is here.
+    """
+
+    def __init__(self):
+        self.now, self.state, self.delay = 100.0, "alive", 0.0
+
+    def monotonic(self):
+        """The time."""
+        return self.now
+
+    def send(self, name):
+        """Begin a call."""
+        assert name == "states"
+        return self.now, {"n0": self.state}
+
+    def receive(self, call, timeout):
+        """Return its answer."""
+        return call[1]
+
+    def is_initialized(self):
+        """Ray is there."""
+        return True
+
+    def wait(self, calls, timeout):
+        """Tell the calls with an answer from others."""
+        done = [call for call in calls if self.now - call[0] >= self.delay]
+        return done, [call for call in calls if call not in done]
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """The registry that `RayRun` asks."""
+    found = Registry()
+    monkeypatch.setattr(client_module.cluster, "require_connection", lambda: None)
+    monkeypatch.setattr(client_module.cluster, "this_node_id", lambda: "here")
+    monkeypatch.setattr(client_module.cluster, "Remote", lambda name: found)
+    monkeypatch.setattr(client_module, "require_run", lambda run: None)
+    monkeypatch.setattr(client_module, "ray", found)
+    monkeypatch.setattr(client_module, "time", found)
+    return found
+
+
+def test_an_answer_that_nobody_looked_for_is_no_news_of_a_shard(registry):
+    run = RayRun("test")
+    assert run.states() is None
+    registry.now += 0.5
+    assert run.states() == {"n0": "alive"}
+    # One more call is under way, and the next outage comes a minute later.
+    registry.now += 60
+    registry.state = "being restarted"
+    assert run.states() is None
+    registry.now += 0.5
+    assert run.states() == {"n0": "being restarted"}
+
+
+@pytest.mark.parametrize("delay", [0.2, 0.6, 1.4])
+def test_a_registry_that_is_slow_to_answer_is_heard(registry, delay):
+    registry.delay = delay
+    run = RayRun("test")
+    heard = []
+    for _ in range(20):
+        heard.append(run.states())
+        registry.now += 0.3
+    assert None not in heard[7:]

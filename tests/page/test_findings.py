@@ -76,6 +76,13 @@ def make(path, steps):
     return path
 
 
+def goals_alone(rng):
+    """The robot, which is rewarded at the ends of episodes alone."""
+    steps = robot(rng)
+    ends = steps["terminated"] | steps["truncated"]
+    return steps | {"reward": ends.astype(np.float32)}
+
+
 def saturated_but_for_one_row_beyond(steps, rng):
     actions = steps["action"]
     actions[:] = np.where(rng.random(actions.shape) < 0.75, np.sign(actions), actions)
@@ -128,6 +135,10 @@ def one_in_ten_stored_twice(steps, rng):
 def one_in_four_frames_is_the_one_before(steps, rng):
     frames = steps["observation"]
     frames[3::4] = frames[2::4]
+
+
+def larger_goals_lately(steps, rng):
+    steps["reward"][-STEPS // 4 :] *= 1000
 
 
 def smaller_in_the_newest_eighth(steps, rng):
@@ -243,6 +254,7 @@ FAULTS = [
     (robot, a_sensor_that_breaks, "never changes", "changes: observation[3]"),
     (keyboard, a_switch_with_one_value, "one action", ": action[1] is 2"),
     (robot, larger_lately, "reward scale", " times larger"),
+    (goals_alone, larger_goals_lately, "reward scale", " times larger"),
     (robot, smaller_lately, "reward scale", " times smaller"),
     (robot, smaller_in_the_newest_eighth, "reward scale", " times smaller"),
     (robot, one_large_reward, "reward scale", "1 reward is far beyond the others"),
@@ -500,7 +512,7 @@ def an_environment_that_is_new(rng):
 
 
 TWINS = [
-    robot, game, keyboard, grid, camera, choice, few_goals, late_goals,
+    robot, game, keyboard, grid, camera, choice, few_goals, late_goals, goals_alone,
     a_switch_and_a_torque, touches, rests_lately, costs_that_fall,
     a_game_that_stands_still, eight_positions, one_hot, an_environment_that_is_new,
 ]  # fmt: skip

@@ -312,6 +312,12 @@ def test_an_unknown_id_is_refused(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+def test_an_id_with_several_colons_is_refused(tmp_path):
+    with pytest.raises(SchemaError, match=r"'a:b:c' must have one ':' at most.* Pass"):
+        mr.record("a:b:c", tmp_path / "b", steps=3)
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3"])
 def test_a_number_of_steps_is_a_positive_integer(tmp_path, steps):
     with pytest.raises(SchemaError, match=r"steps must be an integer of at"):

@@ -1,6 +1,7 @@
 """Columns and counts beside the data are checked, and never make a buffer damaged."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -136,6 +137,11 @@ def test_a_buffer_whose_uses_were_counted_is_whole(counted, deep):
         (lambda p: put(p / "STATE", 200, b"x" * 5000), "of its 2 records none is"),
         (lambda p: (p / "STATE").unlink(), "STATE is missing"),
         (lambda p: (p / "STATE").write_bytes(b"123"), "8192 bytes, got 3; counts"),
+        (
+            lambda p: put(p / "STATE", 0, bytes(8192)),
+            "STATE is empty beside counts of uses; counts of uses that it held are",
+        ),
+        (lambda p: os.truncate(p / "uses.bin", 64), " bytes, got 64; counts of uses"),
         (lambda p: (p / "uses.bin").unlink(), "uses.bin is missing"),
         (lambda p: (p / "uses.bin").write_bytes(b"123"), "of 4, a number for each row"),
         (
