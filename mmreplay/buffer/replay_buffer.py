@@ -177,7 +177,7 @@ class ReplayBuffer:
         self._turn = threading.RLock()
         self._switching = threading.Lock()
         # Of each generation: a sampler may have drawn from a former one last.
-        self._homes: list[BufferIdentity] = []
+        self._identities: list[BufferIdentity] = []
         self._stores: list[weakref.ref[Store]] = []
         try:
             self.transforms = listed(transforms)
@@ -436,7 +436,7 @@ class ReplayBuffer:
                     if store is not None:
                         store.unmap()
             finally:
-                close_columns(self._homes)
+                close_columns(self._identities)
         finally:
             if limit is not None:
                 limit.close()
@@ -1511,7 +1511,7 @@ class ReplayBuffer:
                 self._finalizer.detach()
                 former.replaced = True
             self._files, self._reader = opened, reader
-            self._homes.append(reader.home)
+            self._identities.append(reader.home)
             self._stores.append(weakref.ref(opened.store))
             # A buffer that was dropped, or left open at exit, is closed all the same.
             # The finaliser holds the files only: it must not keep the buffer alive.

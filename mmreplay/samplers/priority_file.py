@@ -239,15 +239,15 @@ class PriorityFile(PriorityColumn):
 _open_columns: weakref.WeakSet[PriorityFile] = weakref.WeakSet()
 
 
-def close_columns(homes: Sequence[BufferIdentity]) -> None:
+def close_columns(identities: Sequence[BufferIdentity]) -> None:
     """Close the columns of a buffer that is closed; samplers open them again.
 
     Args:
-        homes: The open buffer's own objects, which differ from another opening's: one
+        identities: The open buffer's own objects, which differ from another opening's: one
             of each generation that it had.
     """
     for column in list(_open_columns):
-        if any(column.files.home is home for home in homes):
+        if any(column.files.home is home for home in identities):
             column.release()
 
 

@@ -153,7 +153,7 @@ def _check_records(
 
 
 def _check_size(
-    place: Path,
+    folder: Path,
     name: str,
     kind: ColumnKind,
     lost: str,
@@ -164,9 +164,9 @@ def _check_size(
     ring, size = metadata.ring, priority_file.slot_nbytes(metadata.ring.num_envs)
     nbytes = priority_file.NUM_SLOTS * size
     try:
-        with closing(File.open(place / STATE, nbytes)) as file:
+        with closing(File.open(folder / STATE, nbytes)) as file:
             data = file.pread(nbytes, 0)
-        with closing(File.open(place / kind.file, None)) as file:
+        with closing(File.open(folder / kind.file, None)) as file:
             got, empty = file.nbytes, not any(data)
             if empty and got and np.frombuffer(file.map_readonly(), "u1").any():
                 notes.note(
