@@ -113,7 +113,7 @@ def test_a_message_of_another_form_is_seen(message):
 
 
 def test_a_refusal_after_a_buffer_was_opened_is_a_late_one():
-    refusing = table.view(lambda path, b, kind: path, raises(GOOD))
+    refusing = table.reading(lambda path, b, kind: path, raises(GOOD))
     text = table.cell(lambda b: refusing(b, table.KINDS["text"]))
     assert text == f"broken: late SchemaError: {GOOD}"
 

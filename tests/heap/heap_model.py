@@ -694,14 +694,14 @@ class World:
 
     def run(self, steps, crashes=0.004):
         """Take steps of actors in random order, with kills and power cuts between."""
-        rng, readers = self.rng, [self.view(), self.view()]
+        rng, readers = self.rng, [self.reading(), self.reading()]
         for step in range(steps):
             if rng.random() < crashes:
                 if rng.random() < 0.5:
                     self.kill()
                 else:
                     self.lose_power()
-                    readers = [self.view(), self.view()]
+                    readers = [self.reading(), self.reading()]
             else:
                 next(rng.choice([*self.actors, *readers]))
             self.seen["steps"] += 1
