@@ -243,8 +243,8 @@ def close_columns(identities: Sequence[BufferIdentity]) -> None:
     """Close the columns of a buffer that is closed; samplers open them again.
 
     Args:
-        identities: The open buffer's own objects, which differ from another opening's: one
-            of each generation that it had.
+        identities: The open buffer's own objects, which differ from those of another
+            opening: one of each generation that it had.
     """
     for column in list(_open_columns):
         if any(column.files.home is home for home in identities):
