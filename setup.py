@@ -22,10 +22,7 @@ def kernel(name: str) -> Extension:
         f"mmreplay.kernels.{name}",
         [f"mmreplay/kernels/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-        depends=[
-            "mmreplay/kernels/_buffers.h",
-            *sorted(glob(f"mmreplay/kernels/{name}_*.h")),
-        ],
+        depends=["mmreplay/kernels/_buffers.h", *sorted(glob(f"mmreplay/kernels/{name}_*.h"))],
         extra_compile_args=FLAGS,
         extra_link_args=["-pthread"],
         py_limited_api=STABLE,
@@ -34,8 +31,6 @@ def kernel(name: str) -> Extension:
 
 
 setup(
-    ext_modules=[
-        kernel(name) for name in ("_copies", "_faults", "_rows", "_steps", "_tree")
-    ],
+    ext_modules=[kernel(name) for name in ("_copies", "_faults", "_rows", "_steps", "_tree")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

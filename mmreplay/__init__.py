@@ -66,13 +66,9 @@ if TYPE_CHECKING:
     from mmreplay.samplers.episode import return_within as return_within
     from mmreplay.samplers.groups import GroupSampler as GroupSampler
     from mmreplay.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
-    from mmreplay.samplers.prioritized import (
-        RankPrioritizedSampler as RankPrioritizedSampler,
-    )
+    from mmreplay.samplers.prioritized import RankPrioritizedSampler as RankPrioritizedSampler
     from mmreplay.samplers.priority_distribution import LinearSchedule as LinearSchedule
-    from mmreplay.samplers.recent import (
-        EmphasizeRecentSampler as EmphasizeRecentSampler,
-    )
+    from mmreplay.samplers.recent import EmphasizeRecentSampler as EmphasizeRecentSampler
     from mmreplay.samplers.recent import RecentSampler as RecentSampler
     from mmreplay.samplers.recent import ignore_earliest as ignore_earliest
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
@@ -237,9 +233,7 @@ def __getattr__(name: str) -> object:
     if sys._getframe(1).f_code.co_name == "_handle_fromlist" and not find_spec(
         f"{__name__}.{name}"
     ):
-        raise ImportError(
-            f"cannot import name {name!r} from 'mmreplay'. {hint}", name=__name__
-        )
+        raise ImportError(f"cannot import name {name!r} from 'mmreplay'. {hint}", name=__name__)
     raise AttributeError(f"{message}. {hint}")
 
 

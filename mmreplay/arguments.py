@@ -138,11 +138,7 @@ def one_of(
 
 
 def flag(
-    name: str,
-    value: object,
-    way_out: str = DEFAULT,
-    *,
-    error: type[Exception] = SchemaError,
+    name: str, value: object, way_out: str = DEFAULT, *, error: type[Exception] = SchemaError
 ) -> bool:
     """Return a boolean argument as a ``bool``; a word that looks like one is none.
 
@@ -207,6 +203,4 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

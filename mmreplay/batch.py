@@ -107,9 +107,7 @@ class Batch:
             """
             drawn = self._drawn if name in DRAWN else None
             if drawn is None:
-                raise AttributeError(
-                    f"Batch has no attribute {name!r}; a field is batch[{name!r}]"
-                )
+                raise AttributeError(f"Batch has no attribute {name!r}; a field is batch[{name!r}]")
             import torch
 
             column = torch.from_numpy(drawn[name])
@@ -192,9 +190,7 @@ class Batch:
 
     def __contains__(self, path: object) -> bool:
         """Whether there is a field, or a branch of fields, of that path."""
-        return path in self.fields or (
-            isinstance(path, str) and bool(self._below(path))
-        )
+        return path in self.fields or (isinstance(path, str) and bool(self._below(path)))
 
     def __iter__(self) -> Iterator[str]:
         """Paths of the fields."""
@@ -255,13 +251,13 @@ class Batch:
         batch.fields, batch.bfloat16, batch.key = fields, self.bfloat16, self.key
         batch.buffer = self.buffer
         batch._drawn = {
-            "env_ids": self.env_ids, "positions": self.positions,
-            "probabilities": self.probabilities, "weights": self.weights,
-        }  # fmt: skip
+            "env_ids": self.env_ids,
+            "positions": self.positions,
+            "probabilities": self.probabilities,
+            "weights": self.weights,
+        }
         batch.mask = None if (m := self.mask) is None else from_numpy(m)
-        batch.window_positions = (
-            None if (w := self.window_positions) is None else from_numpy(w)
-        )
+        batch.window_positions = None if (w := self.window_positions) is None else from_numpy(w)
         batch.offsets = None if (o := self.offsets) is None else from_numpy(o)
         batch.buffer_ids = None if (b := self.buffer_ids) is None else from_numpy(b)
         return batch if device is None else batch.to(device)
@@ -294,9 +290,7 @@ class Batch:
             probabilities=change(self.probabilities),
             weights=change(self.weights),
             mask=None if self.mask is None else change(self.mask),
-            window_positions=None
-            if (w := self.window_positions) is None
-            else change(w),
+            window_positions=None if (w := self.window_positions) is None else change(w),
             offsets=None if self.offsets is None else change(self.offsets),
             buffer_ids=None if self.buffer_ids is None else change(self.buffer_ids),
         )

@@ -42,20 +42,9 @@ from mmreplay.samplers.base import (
     padded,
     traits_of,
 )
-from mmreplay.samplers.combine import (
-    NarrowingSampler,
-    Shares,
-    check_each,
-    state_of,
-)
+from mmreplay.samplers.combine import NarrowingSampler, Shares, check_each, state_of
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, put_back, threads
-from mmreplay.samplers.joint import (
-    DrawAtShares,
-    JointSampler,
-    JointWeights,
-    not_alike,
-    plan,
-)
+from mmreplay.samplers.joint import DrawAtShares, JointSampler, JointWeights, not_alike, plan
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, parts, same, stored_integer
 from mmreplay.samplers.uses import counters_in
@@ -134,8 +123,7 @@ class Concat:
         one_of("by", by, ("rows", "priority"), "Leave it out to divide by steps.")
         if by == "priority" and shares is not None:
             raise SchemaError(
-                f"by must be 'rows' where shares are given, got {by!r}. Leave one of "
-                "both out."
+                f"by must be 'rows' where shares are given, got {by!r}. Leave one of both out."
             )
         single = isinstance(sources, ReplayBuffer | PathLike | str | bytes)
         if single or not len(sources):
@@ -174,9 +162,12 @@ class Concat:
     def __getstate__(self) -> dict[str, Any]:
         """Return the buffers, which are pickled themselves, and the next draw."""
         return {
-            "buffers": self.buffers, "_shares": self._shares, "_random": self._random,
-            "_step": self._step, "_by": self._by,
-        }  # fmt: skip
+            "buffers": self.buffers,
+            "_shares": self._shares,
+            "_random": self._random,
+            "_step": self._step,
+            "_by": self._by,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the buffers, which unpickling opened, and close them with this."""
@@ -345,9 +336,7 @@ class Concat:
                 self._shares.count([next(lengths) if count else 0 for count in counts])
             return result
 
-    def _sample(
-        self, number: int, count: int, fraction: float, sampler: Sampler
-    ) -> Batch:
+    def _sample(self, number: int, count: int, fraction: float, sampler: Sampler) -> Batch:
         buffer = self.buffers[number]
         if buffer.limit is not None:
             buffer.limit.await_sample()
@@ -356,9 +345,7 @@ class Concat:
         probabilities = batch.probabilities * fraction
         return replace(batch, buffer_ids=buffer_ids, probabilities=probabilities)
 
-    def _draw(
-        self, number: int, count: int, fraction: float, sampler: Sampler
-    ) -> BufferDraw:
+    def _draw(self, number: int, count: int, fraction: float, sampler: Sampler) -> BufferDraw:
         view = self.buffers[number].view
         with view.lock:
             self.buffers[number].view.draws.count()
@@ -367,9 +354,7 @@ class Concat:
         draw = replace(draw, probabilities=probabilities, buffer=view.home.uuid)
         return BufferDraw(number, draw)
 
-    def _split(
-        self, batch_size: int
-    ) -> tuple[list[int], list[float], Sequence[Sampler]]:
+    def _split(self, batch_size: int) -> tuple[list[int], list[float], Sequence[Sampler]]:
         """Divide the next batch.
 
         Returns:
@@ -456,9 +441,7 @@ class Concat:
             )
         return cast(list[JointSampler], samplers)
 
-    def take(
-        self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike
-    ) -> Batch:
+    def take(self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike) -> Batch:
         """Gather chosen steps, in their order; see `ReplayBuffer.take`.
 
         Args:
@@ -545,9 +528,13 @@ class Concat:
             buffer = self.buffers[number]
             with buffer.view.lock:
                 check_each(
-                    buffer.view, [buffer.sampler], some.env_ids, some.positions,
-                    priorities, some.mask,
-                )  # fmt: skip
+                    buffer.view,
+                    [buffer.sampler],
+                    some.env_ids,
+                    some.positions,
+                    priorities,
+                    some.mask,
+                )
         return sum(
             self.buffers[number].update_priorities(some, priorities)
             for number, (some, priorities) in updates.items()
@@ -717,10 +704,7 @@ def join_draws(draws: Sequence[BufferDraw], pad: bool) -> ConcatDraw:
 
 
 def join_batches(
-    batches: Sequence[Batch],
-    concatenate: Callable[..., Any] = np.concatenate,
-    *,
-    pad: bool = False,
+    batches: Sequence[Batch], concatenate: Callable[..., Any] = np.concatenate, *, pad: bool = False
 ) -> Batch:
     """Join batches of several buffers, one after the other.
 
@@ -761,10 +745,7 @@ def join_batches(
 
     return replace(
         first,
-        fields={
-            path: join([batch.fields[path] for batch in batches])
-            for path in first.fields
-        },
+        fields={path: join([batch.fields[path] for batch in batches]) for path in first.fields},
         env_ids=column("env_ids"),
         positions=column("positions"),
         probabilities=column("probabilities"),
@@ -813,9 +794,7 @@ def _window_length(batch: Batch) -> int:
 def _forms(batch: Batch) -> dict[str, tuple[Any, ...]]:
     """Dtype and shape of a step of each field."""
     return {
-        path: (a.dtype, a.shape[1:], a.inner)
-        if isinstance(a, Ragged)
-        else (a.dtype, a.shape[1:])
+        path: (a.dtype, a.shape[1:], a.inner) if isinstance(a, Ragged) else (a.dtype, a.shape[1:])
         for path, a in batch.fields.items()
     }
 
@@ -849,9 +828,7 @@ def select_rows(batch: Batch, rows: Ids, probabilities: Any = None) -> Batch:
         fields={path: select(array) for path, array in batch.fields.items()},
         env_ids=select(batch.env_ids),
         positions=select(batch.positions),
-        probabilities=(
-            select(batch.probabilities) if probabilities is None else probabilities
-        ),
+        probabilities=(select(batch.probabilities) if probabilities is None else probabilities),
         weights=select(batch.weights),
         mask=select(batch.mask),
         window_positions=select(batch.window_positions),

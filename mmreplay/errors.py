@@ -489,9 +489,7 @@ def _masked(value: Any, kind: type, depth: int) -> int:
         return int(mask.sum()) if mask.dtype == bool else 0
     if not _has_items(type(value)) or depth > MAX_AXES:
         return 0
-    if not any(
-        issubclass(each, kind) or _has_items(each) for each in {*map(type, value)}
-    ):
+    if not any(issubclass(each, kind) or _has_items(each) for each in {*map(type, value)}):
         return 0
     return sum(_masked(each, kind, depth + 1) for each in value)
 

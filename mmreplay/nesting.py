@@ -23,9 +23,7 @@ CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]")
 """Unicode's control characters, of which terminals make more than text."""
 
 
-def flatten(
-    nested: Mapping[str, object], leaves: Collection[str] = ()
-) -> dict[str, object]:
+def flatten(nested: Mapping[str, object], leaves: Collection[str] = ()) -> dict[str, object]:
     """Leaves by path, in the order they stand.
 
     Args:
@@ -130,9 +128,7 @@ def under(paths: Iterable[str], prefix: str) -> tuple[str, ...]:
 
 
 def _leaves(
-    branch: Mapping[str, object] | tuple[object, ...],
-    path: str,
-    leaves: Collection[str],
+    branch: Mapping[str, object] | tuple[object, ...], path: str, leaves: Collection[str]
 ) -> Iterator[tuple[str, object]]:
     items: Iterable[tuple[object, object]]
     if isinstance(branch, tuple):
@@ -192,9 +188,7 @@ def _put(branch: dict[str, object], name: str, path: str, value: object) -> None
         raise _both(path)
     if type(value) is dict:
         # Kept as it is, it would be filled by a later path below it.
-        raise SchemaError(
-            f"field path {path!r} must be a leaf, got a dict. Flatten it first."
-        )
+        raise SchemaError(f"field path {path!r} must be a leaf, got a dict. Flatten it first.")
     branch[name] = value
 
 
@@ -204,9 +198,7 @@ def _both(path: str) -> SchemaError:
     )
 
 
-def meant(
-    path: object, paths: Iterable[str], otherwise: str = "Use one of these."
-) -> str:
+def meant(path: object, paths: Iterable[str], otherwise: str = "Use one of these.") -> str:
     """Return the advice for an unknown path: the path that was probably meant, if any.
 
     A known path also matches if its beginning or one of its segments was given.

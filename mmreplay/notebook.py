@@ -8,9 +8,7 @@ from html import escape
 MAX_ROWS = 200
 
 
-def html_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
-) -> str:
+def html_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a table with a title.
 
     Args:

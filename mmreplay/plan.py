@@ -155,20 +155,24 @@ def plan_buffer(
         typical = _lengths(schema, lengths)
         heap_bytes = planned_heap_nbytes(schema, capacity, typical)
         average = sum(
-            round(length * schema.fields[path].inner_nbytes)
-            for path, length in typical.items()
+            round(length * schema.fields[path].inner_nbytes) for path, length in typical.items()
         )
     described = opening.describe(
-        schema, capacity, num_envs, "memmap", layout, stated or "disabled", None,
+        schema,
+        capacity,
+        num_envs,
+        "memmap",
+        layout,
+        stated or "disabled",
+        None,
         heap_bytes=heap_bytes,
-    )  # fmt: skip
+    )
     ring, heap = described.ring, described.heap_nbytes
     placement = record_layout(schema)
     sizes = placement.file_sizes(ring, schema)
     rows = ring.num_rows
     fields = tuple(
-        _field_plan(path, field, placement, rows)
-        for path, field in schema.fields.items()
+        _field_plan(path, field, placement, rows) for path, field in schema.fields.items()
     )
     packed = sum(part.nbytes for part in fields if part.file == RECORDS)
     commit_nbytes = commit.NUM_SLOTS * commit.record_nbytes(num_envs, heap)
@@ -192,9 +196,7 @@ def plan_buffer(
     )
 
 
-def _lengths(
-    schema: Schema, lengths: float | Mapping[str, float] | None
-) -> dict[str, float]:
+def _lengths(schema: Schema, lengths: float | Mapping[str, float] | None) -> dict[str, float]:
     """The average length of each field that varies."""
     given = lengths if isinstance(lengths, Mapping) else {}
     for path in given:
@@ -214,9 +216,7 @@ def _lengths(
         maximum = schema[path].max_length
         assert maximum is not None
         way_out = "Give the items of an average value."
-        found[path] = number(
-            f"length of field {path!r}", length, 0, way_out, maximum=maximum
-        )
+        found[path] = number(f"length of field {path!r}", length, 0, way_out, maximum=maximum)
     return found
 
 
@@ -272,9 +272,17 @@ def estimate(
         if buffer.schema.varying:
             layout, heap_bytes = None, buffer.metadata.heap_nbytes
         metadata = opening.describe(
-            buffer.schema, capacity, num_envs, "zarr", layout, buffer.autoreset, None,
-            codec, level, heap_bytes=heap_bytes,
-        )  # fmt: skip
+            buffer.schema,
+            capacity,
+            num_envs,
+            "zarr",
+            layout,
+            buffer.autoreset,
+            None,
+            codec,
+            level,
+            heap_bytes=heap_bytes,
+        )
         assert metadata.sharding is not None
         rows, sampled, nbytes = capacity * num_envs, 0, 0.0
         ratios = {}
@@ -295,9 +303,7 @@ def estimate(
     return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled)
 
 
-def _packed(
-    buffer: ReplayBuffer, array: ShardedArray, name: str
-) -> tuple[int, int, int]:
+def _packed(buffer: ReplayBuffer, array: ShardedArray, name: str) -> tuple[int, int, int]:
     """Bytes of a sample of chunks as they are, and packed with their indices, and rows.
 
     Args:
@@ -336,9 +342,7 @@ def _packed(
     return raw, packed, sampled
 
 
-def _field_plan(
-    path: str, field: Field, placement: RecordLayout, rows: int
-) -> FieldPlan:
+def _field_plan(path: str, field: Field, placement: RecordLayout, rows: int) -> FieldPlan:
     kind = f"{field.dtype}{list(field.shape) if field.shape else ''}"
     if field.varies:
         kind = field.description

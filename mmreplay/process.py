@@ -200,9 +200,7 @@ class Worker(Generic[Item]):
             decided.setdefault("began", False)
             raise
 
-    def _main(
-        self, decided: dict[str, bool], begun: SimpleQueue[BaseException | None]
-    ) -> None:
+    def _main(self, decided: dict[str, bool], begun: SimpleQueue[BaseException | None]) -> None:
         began = decided.setdefault("began", True)
         begun.put(None)
         if began:

@@ -54,9 +54,7 @@ class Ragged:
     offsets: Array
     shape: tuple[int, ...]
 
-    def __init__(
-        self, values: Array, offsets: Array, shape: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, values: Array, offsets: Array, shape: Sequence[int] | None = None) -> None:
         """Put values together.
 
         Args:
@@ -90,9 +88,7 @@ class Ragged:
                 "the last."
             )
         if numbers is not None and (
-            [*numbers] != sorted(numbers)
-            or numbers[0] != 0
-            or numbers[-1] != len(values)
+            [*numbers] != sorted(numbers) or numbers[0] != 0 or numbers[-1] != len(values)
         ):
             raise SchemaError(
                 f"offsets of Ragged must rise from 0 to {len(values)}, the number of "
@@ -122,22 +118,23 @@ class Ragged:
         for each in several:
             if not isinstance(each, Ragged):
                 raise SchemaError(
-                    f"several must hold Ragged, got {shown(each)}. Join arrays with "
-                    "numpy or torch."
+                    f"several must hold Ragged, got {shown(each)}. Join arrays with numpy or torch."
                 )
         if not -len(first.shape) <= axis < len(first.shape):
             raise SchemaError(
-                f"axis must be in [0, {len(first.shape)}), got {axis}. Pass 0 for more "
-                "steps."
+                f"axis must be in [0, {len(first.shape)}), got {axis}. Pass 0 for more steps."
             )
         axis %= len(first.shape)
         kinds = {
             (
-                type(each.values), each.values.dtype, each.values.shape[1:],
-                each.shape[:axis], each.shape[axis + 1 :],
+                type(each.values),
+                each.values.dtype,
+                each.values.shape[1:],
+                each.shape[:axis],
+                each.shape[axis + 1 :],
             ): each
             for each in several
-        }  # fmt: skip
+        }
         if len(kinds) > 1:
             one, other, *_ = kinds.values()
             raise SchemaError(
@@ -147,8 +144,7 @@ class Ragged:
         totals = [len(each.values) for each in several]
         begins = [0, *np.cumsum(totals).tolist()]
         shifted = [
-            each.offsets[:-1] + begin
-            for each, begin in zip(several, begins[:-1], strict=True)
+            each.offsets[:-1] + begin for each, begin in zip(several, begins[:-1], strict=True)
         ]
         values: Array
         offsets: Array
@@ -229,17 +225,14 @@ class Ragged:
             number = index + self.shape[0] if index < 0 else index
             if not 0 <= number < self.shape[0]:
                 raise IndexError(
-                    f"index {index} is out of bounds for axis 0 with size "
-                    f"{self.shape[0]}"
+                    f"index {index} is out of bounds for axis 0 with size {self.shape[0]}"
                 )
             first, stop = int(self.offsets[number]), int(self.offsets[number + 1])
             return self.values[first:stop]
         numbers = self._numbers()[index]
         if numbers.ndim == 0:
             number = int(numbers)
-            return self.values[
-                int(self.offsets[number]) : int(self.offsets[number + 1])
-            ]
+            return self.values[int(self.offsets[number]) : int(self.offsets[number + 1])]
         shape, numbers = tuple(numbers.shape), numbers.reshape(-1)
         firsts = self.offsets[:-1][numbers]
         lengths = self.offsets[1:][numbers] - firsts
@@ -264,9 +257,7 @@ class Ragged:
         each = math.prod(self.shape[1:])
         offsets = self.offsets[first * each : stop * each + 1]
         begin, end = int(offsets[0]), int(offsets[-1])
-        return Ragged(
-            self.values[begin:end], offsets - begin, (stop - first, *self.shape[1:])
-        )
+        return Ragged(self.values[begin:end], offsets - begin, (stop - first, *self.shape[1:]))
 
     def _numbers(self) -> Array:
         """Return the number of each value, int64 of `shape`."""
@@ -298,8 +289,7 @@ class Ragged:
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
         # By their lengths numpy would make an array of one batch and none of the next.
         raise TypeError(
-            "values of different lengths make no array. Use .values and .offsets, or "
-            ".padded()."
+            "values of different lengths make no array. Use .values and .offsets, or .padded()."
         )
 
     def __array_function__(self, *_: object) -> NoReturn:
@@ -337,10 +327,7 @@ class Ragged:
         return Ragged(self.values, self.offsets, shape)
 
     def padded(
-        self,
-        length: int | None = None,
-        value: float = 0,
-        side: Literal["right", "left"] = "right",
+        self, length: int | None = None, value: float = 0, side: Literal["right", "left"] = "right"
     ) -> tuple[Array, Array]:
         """Pad all values to one length.
 
@@ -380,8 +367,7 @@ class Ragged:
                 raise ValueError
         except (OverflowError, TypeError, ValueError):
             raise SchemaError(
-                f"value must be a number that {name} holds, got {shown(value)}. "
-                "Choose another."
+                f"value must be a number that {name} holds, got {shown(value)}. Choose another."
             ) from None
         items: Array
         if isinstance(self.values, np.ndarray):
@@ -414,8 +400,7 @@ class Ragged:
         """
         if self.inner or str(self.dtype).removeprefix("torch.") != "uint8":
             raise SchemaError(
-                f"text must be of uint8[*], got {self.form}. Declare the field by "
-                "Field.text."
+                f"text must be of uint8[*], got {self.form}. Declare the field by Field.text."
             )
         host = self.numpy()
         data, bounds = host.values.tobytes(), host.offsets.tolist()

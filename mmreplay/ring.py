@@ -86,11 +86,7 @@ class Ring:
 
     @classmethod
     def sized(
-        cls,
-        capacity: int,
-        num_envs: int,
-        layout: Layout | None = None,
-        row_nbytes: int = 0,
+        cls, capacity: int, num_envs: int, layout: Layout | None = None, row_nbytes: int = 0
     ) -> Ring:
         """Choose reserve, block and slots for a capacity.
 
@@ -143,9 +139,7 @@ class Ring:
             return env_id * self.slots + slot
         return slot * self.num_envs + env_id
 
-    def rows(
-        self, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def rows(self, env_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of positions.
 
         Args:
@@ -162,9 +156,7 @@ class Ring:
             return env_ids * self.slots + slots
         return slots * self.num_envs + env_ids
 
-    def split_at_wrap(
-        self, env_id: int, first: int, stop: int
-    ) -> list[tuple[int, int, int]]:
+    def split_at_wrap(self, env_id: int, first: int, stop: int) -> list[tuple[int, int, int]]:
         """Split positions ``[first, stop)`` of one environment at the wrap.
 
         Returns:
@@ -228,10 +220,7 @@ def position_chunks(ring: Ring, first: Ids, stop: Ids) -> Iterator[tuple[Ids, Id
         some = np.flatnonzero(lengths)
         counts = lengths[some]
         edges = np.cumsum(counts) - counts
-        yield (
-            np.repeat(some, counts),
-            np.arange(total) + np.repeat(first[some] - edges, counts),
-        )
+        yield (np.repeat(some, counts), np.arange(total) + np.repeat(first[some] - edges, counts))
         return
     for env_id in np.flatnonzero(lengths).tolist():
         yield from _chunks(env_id, int(first[env_id]), int(stop[env_id]))

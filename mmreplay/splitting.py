@@ -110,9 +110,7 @@ class Part:
             FormatError: It is no state of a part.
         """
         check_kind(state, "Part")
-        env_ids, begins, ends = (
-            integers(state, name) for name in ("env_ids", "begins", "ends")
-        )
+        env_ids, begins, ends = (integers(state, name) for name in ("env_ids", "begins", "ends"))
         buffer = state.get("buffer")
         if (
             not isinstance(buffer, str)
@@ -148,11 +146,7 @@ class Part:
 
 
 def split(
-    buffer: ReplayBuffer,
-    fractions: Sequence[float],
-    *,
-    by: By = "episode",
-    seed: int = 0,
+    buffer: ReplayBuffer, fractions: Sequence[float], *, by: By = "episode", seed: int = 0
 ) -> list[Part]:
     """Divide the steps that a buffer holds into parts that share none.
 
@@ -193,8 +187,7 @@ def split(
         )
     if by not in ("episode", "step"):
         raise SchemaError(
-            f"by must be 'episode' or 'step', got {shown(by)}. Leave it out for "
-            "'episode'."
+            f"by must be 'episode' or 'step', got {shown(by)}. Leave it out for 'episode'."
         )
     env_ids, begins, ends = _units(buffer, by)
     sizes = _counts_by_fraction(len(begins), fractions)

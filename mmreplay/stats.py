@@ -109,9 +109,7 @@ class EpisodeTable:
             which: bool ``[N]``, whether each is one of them; or int ``[M]``, their
                 places in ``[0, N)``.
         """
-        return EpisodeTable(
-            *(getattr(self, name)[which] for name in EpisodeTable.__slots__)
-        )
+        return EpisodeTable(*(getattr(self, name)[which] for name in EpisodeTable.__slots__))
 
     def newest(self, count: int) -> EpisodeTable:
         """Return at most count whole episodes, the newest of each environment.
@@ -245,9 +243,7 @@ def moments_of(values: NDArray[np.generic]) -> Moments:
         whole = flat.dtype.kind != "f" or all(
             bool((some == np.floor(some)).all()) for some in (piece[:64], piece)
         )
-        found = Moments(
-            piece.size, nonfinite, least.item(), most.item(), mean, m2, whole
-        )
+        found = Moments(piece.size, nonfinite, least.item(), most.item(), mean, m2, whole)
         total = total.merge(found)
     return total
 
@@ -280,9 +276,7 @@ def field_moments(
 
 
 def summarize(
-    buffer: ReplayBuffer,
-    paths: tuple[str, ...] | None = None,
-    progress: Progress | None = None,
+    buffer: ReplayBuffer, paths: tuple[str, ...] | None = None, progress: Progress | None = None
 ) -> tuple[dict[str, Moments], EpisodeTable]:
     """Return what `field_moments` and `episode_table` do, and read each row once.
 
@@ -325,10 +319,7 @@ def histogram(
 
 
 def histograms(
-    buffer: ReplayBuffer,
-    moments: dict[str, Moments],
-    bins: int,
-    progress: Progress | None = None,
+    buffer: ReplayBuffer, moments: dict[str, Moments], bins: int, progress: Progress | None = None
 ) -> dict[str, tuple[Array, Floats]]:
     """Count the values of fields whose moments are known, in one pass.
 
@@ -420,9 +411,7 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
 
 
 def episode_table(
-    buffer: ReplayBuffer,
-    progress: Progress | None = None,
-    newest: int | None = None,
+    buffer: ReplayBuffer, progress: Progress | None = None, newest: int | None = None
 ) -> EpisodeTable:
     """Returns and lengths of the episodes alive.
 
@@ -477,9 +466,7 @@ def _episodes(buffer: ReplayBuffer) -> EpisodeTable:
     """The episodes alive, without their returns."""
     index = buffer.episodes
     parts = [_columns(buffer, index.episodes(e)) for e in range(buffer.num_envs)]
-    return EpisodeTable(
-        *(np.concatenate(column) for column in zip(*parts, strict=True))
-    )
+    return EpisodeTable(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _columns(
@@ -487,10 +474,15 @@ def _columns(
 ) -> tuple[NDArray[np.generic], ...]:
     count = len(episodes.begin)
     return (
-        np.full(count, episodes.env_id, np.int64), episodes.begin, episodes.end,
-        episodes.lengths, np.full(count, np.nan), episodes.headless, episodes.running,
+        np.full(count, episodes.env_id, np.int64),
+        episodes.begin,
+        episodes.end,
+        episodes.lengths,
+        np.full(count, np.nan),
+        episodes.headless,
+        episodes.running,
         _broken(buffer, episodes),
-    )  # fmt: skip
+    )
 
 
 def _broken(buffer: ReplayBuffer, episodes: EnvironmentEpisodes) -> NDArray[np.bool_]:
@@ -568,10 +560,7 @@ class _Counter:
 
 
 def _all_blocks(
-    buffer: ReplayBuffer,
-    paths: tuple[str, ...],
-    table: EpisodeTable,
-    counter: _Counter,
+    buffer: ReplayBuffer, paths: tuple[str, ...], table: EpisodeTable, counter: _Counter
 ) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:
     """Read some fields of a table's episodes, in blocks, environment by environment.
 
@@ -589,9 +578,13 @@ def _all_blocks(
 
 
 def _blocks(
-    buffer: ReplayBuffer, paths: tuple[str, ...], env_id: int, begin: Array, end: Array,
+    buffer: ReplayBuffer,
+    paths: tuple[str, ...],
+    env_id: int,
+    begin: Array,
+    end: Array,
     counter: _Counter,
-) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:  # fmt: skip
+) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:
     """Read some fields of some episodes of one environment, in blocks.
 
     Yields:

@@ -46,9 +46,7 @@ def parse(data: bytes, name: str) -> Json:
             "mmreplay: restore it from a copy."
         ) from error
     if not isinstance(value, dict):
-        raise FormatError(
-            f"{name} must be a JSON object, got a {type(value).__name__}."
-        )
+        raise FormatError(f"{name} must be a JSON object, got a {type(value).__name__}.")
     return value
 
 
@@ -117,9 +115,7 @@ def _unique(pairs: list[tuple[str, Any]], name: str) -> Json:
 
 
 def _refuse_constant(token: str, name: str) -> NoReturn:
-    raise FormatError(
-        f"{name} holds {token}, which is not a finite number. Store it as a string."
-    )
+    raise FormatError(f"{name} holds {token}, which is not a finite number. Store it as a string.")
 
 
 def _finite(digits: str, name: str) -> float:

@@ -56,7 +56,5 @@ def _rows(item: Any) -> set[Hashable]:
         groups = [group for group in groups if group[0] not in names]
         groups.append(tuple(names))
     return {
-        (group, *(id(item.callspec.params[name]) for name in group))
-        for group in groups
-        if group
+        (group, *(id(item.callspec.params[name]) for name in group)) for group in groups if group
     }

@@ -34,10 +34,7 @@ def rows(text, *columns):
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
         first, _, *lines = table.splitlines()
         if first.startswith(head):
-            found += [
-                [cell.strip() for cell in line.strip("|").split(" | ")]
-                for line in lines
-            ]
+            found += [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return found
 
 
@@ -131,8 +128,7 @@ def threads_made():
 def test_each_thread_has_a_row():
     threads = rows(section("Threads and locks"), "thread", "runs")[1:]
     shown = [
-        (name.strip("`"), re.match(r"`(?:\w+\.)?(\w+)`", work)[1])
-        for name, work, _ in threads
+        (name.strip("`"), re.match(r"`(?:\w+\.)?(\w+)`", work)[1]) for name, work, _ in threads
     ]
     made = threads_made()
     assert len(made) >= 9
@@ -176,9 +172,7 @@ def buffer(tmp_path):
 
 
 def test_an_add_and_a_commit_run_the_write_path_in_its_order(buffer):
-    named = [
-        call.strip("`") for _, call, *_ in rows(section("Write path"), "stage", "call")
-    ]
+    named = [call.strip("`") for _, call, *_ in rows(section("Write path"), "stage", "call")]
     first = named.index("Committer.commit")
     for _ in range(buffer.slots):
         names = called(lambda: buffer.add(step_of(NESTED)))
@@ -191,9 +185,7 @@ def test_an_add_and_a_commit_run_the_write_path_in_its_order(buffer):
 def test_a_draw_runs_the_read_path_in_its_order(buffer):
     buffer.sample(8)
     buffer.add(step_of(NESTED))
-    named = [
-        call.strip("`") for _, call, *_ in rows(section("Read path"), "stage", "call")
-    ]
+    named = [call.strip("`") for _, call, *_ in rows(section("Read path"), "stage", "call")]
     assert_in_order(named, called(lambda: buffer.sample(8)))
 
 
@@ -224,21 +216,15 @@ def test_each_function_of_a_figure_is_named_in_the_text(figure):
 
 def test_the_layers_are_those_of_the_import_contract():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    contracts = {
-        each["id"]: each for each in project["tool"]["importlinter"]["contracts"]
-    }
+    contracts = {each["id"]: each for each in project["tool"]["importlinter"]["contracts"]}
     (block,) = re.findall(r"^```\n(.*?)^```", section("Layers"), re.M | re.S)
     shown = [line.split(", ") for line in block.splitlines()]
-    assert shown == [
-        re.findall(r"\w+", layer) for layer in contracts["layers"]["layers"]
-    ]
+    assert shown == [re.findall(r"\w+", layer) for layer in contracts["layers"]["layers"]]
 
 
 def journeys_shown():
     """The quoted table, line by line."""
-    quoted = re.search(
-        r"<!-- journeys:begin -->\n\n(.*?)\n\n<!-- journeys:end -->", PAGE, re.S
-    )
+    quoted = re.search(r"<!-- journeys:begin -->\n\n(.*?)\n\n<!-- journeys:end -->", PAGE, re.S)
     return quoted[1].splitlines()
 
 
@@ -260,7 +246,10 @@ def test_the_table_of_journeys_is_what_the_tool_prints(tmp_path):
         pytest.skip("the page counts on ext4 or tmpfs")
     done = subprocess.run(
         [sys.executable, "-m", "tools.journeys", "--markdown"],
-        capture_output=True, text=True, cwd=ROOT, check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
         env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.stdout.splitlines() == journeys_shown()

@@ -66,9 +66,7 @@ def test_a_batch_is_a_mapping_from_paths_to_arrays(batch):
         for made in (dict(each), keywords(**each), {**each}, dict(each.items())):
             assert list(made) == paths
             assert all(made[path] is each[path] for path in paths)
-            assert all(
-                a is b for a, b in zip(made.values(), each.values(), strict=True)
-            )
+            assert all(a is b for a, b in zip(made.values(), each.values(), strict=True))
         assert each.get("reward") is each["reward"]
         assert each.get("rewards") is None
         assert each.get("rewards", 7) == 7
@@ -77,10 +75,12 @@ def test_a_batch_is_a_mapping_from_paths_to_arrays(batch):
 def test_a_branch_gives_the_nested_dict_of_its_arrays():
     one = np.zeros((2, 3), np.float32)
     fields = {
-        "observation/camera/left": one, "observation/camera/right": one + 1,
-        "observation/joints": one + 2, "observer": one + 3,
+        "observation/camera/left": one,
+        "observation/camera/right": one + 1,
+        "observation/joints": one + 2,
+        "observer": one + 3,
         "next_observation/joints": one + 4,
-    }  # fmt: skip
+    }
     batch = Batch(fields, *np.zeros((4, 2), int))
     for each in (batch, batch.torch()):
         found = each["observation"]
@@ -103,9 +103,12 @@ def test_names_of_fields_and_branches_are_completed():
     batch = Batch(fields, *np.zeros((4, 2), int))
     offered = batch._ipython_key_completions_()
     assert offered == [
-        "observation", "observation/camera", "observation/camera/left",
-        "observation/joints", "reward",
-    ]  # fmt: skip
+        "observation",
+        "observation/camera",
+        "observation/camera/left",
+        "observation/joints",
+        "reward",
+    ]
     assert all(name in batch for name in offered)
 
 
@@ -113,9 +116,7 @@ def test_the_batch_of_one_buffer_is_written_to_another():
     plain = {"x": mr.Field((2,), "float32"), "terminated": mr.Field((), "bool")}
     one = mr.ReplayBuffer.create(None, mr.Schema(plain), 10, engine="memory")
     two = mr.ReplayBuffer.create(None, mr.Schema(plain), 10, engine="memory")
-    one.extend(
-        x=np.arange(6.0).reshape(3, 2), terminated=np.array([False, True, False])
-    )
+    one.extend(x=np.arange(6.0).reshape(3, 2), terminated=np.array([False, True, False]))
     two.extend(one.take(0, [2, 0]))
     assert two.gather_all()["x"].tolist() == [[4, 5], [0, 1]]
 
@@ -132,9 +133,8 @@ def test_a_dataloader_that_pins_or_collates_keeps_a_batch_whole(batch):
 
     tensors = batch.torch()
     own = Pinned(
-        tensors.fields, tensors.env_ids, tensors.positions, tensors.probabilities,
-        tensors.weights,
-    )  # fmt: skip
+        tensors.fields, tensors.env_ids, tensors.positions, tensors.probabilities, tensors.weights
+    )
     assert pin_memory(own) is own
     assert pinned == [own]
     assert mr.collate(tensors) is tensors
@@ -202,9 +202,7 @@ def test_what_is_copied_has_tensors_for_columns(batch, change):
 
 def test_an_invalid_name_is_reported(batch):
     for each in (batch, batch.torch()):
-        with pytest.raises(
-            AttributeError, match=r"no attribute 'rewards'; .*\['rewards'\]"
-        ):
+        with pytest.raises(AttributeError, match=r"no attribute 'rewards'; .*\['rewards'\]"):
             _ = each.rewards
 
 

@@ -13,9 +13,7 @@ def crc32c(data, before):
     return google_crc32c.extend(before, bytes(data))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("crc32", zlib.crc32), ("crc32c", crc32c)]
-)
+@pytest.mark.parametrize(("name", "expected"), [("crc32", zlib.crc32), ("crc32c", crc32c)])
 def test_every_length_and_offset_has_the_same_checksum(rng, name, expected):
     data = memoryview(rng.bytes(140_000))
     for length in [*range(300), 1000, 65_536, 131_073]:

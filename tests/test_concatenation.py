@@ -73,9 +73,8 @@ def test_without_shares_they_are_one_large_buffer():
 def episodes_of(length, sampler):
     """A buffer of 60 steps, in truncated episodes whose last next one is unknown."""
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(FIELDS), 64, engine="memory", autoreset="disabled",
-        sampler=sampler,
-    )  # fmt: skip
+        None, mr.Schema(FIELDS), 64, engine="memory", autoreset="disabled", sampler=sampler
+    )
     for number in range(60):
         buffer.add(step(number, "u" if number % length == length - 1 else ""))
     return buffer
@@ -213,8 +212,7 @@ class NotedUpdates(mr.UniformSampler):
 def test_priorities_go_to_the_buffer_that_the_step_is_of():
     samplers = [NotedUpdates(0), mr.UniformSampler(1), NotedUpdates(2)]
     several = mr.concat(
-        [made(None, 9, sampler=s, number=10 * k) for k, s in enumerate(samplers)],
-        [1, 1, 1],
+        [made(None, 9, sampler=s, number=10 * k) for k, s in enumerate(samplers)], [1, 1, 1]
     )
     batch = several.sample(12)
     values = batch.positions * 10.0 + batch.buffer_ids
@@ -254,9 +252,7 @@ def test_priorities_of_another_buffers_steps_are_refused(torch):
     whole = mr.concat([one, other]).sample(8)
     for batch, whose in ((other.sample(4), r"buffer \w{32}"), (whole, "several")):
         drawn = batch.torch() if torch else batch
-        with pytest.raises(
-            SchemaError, match=rf"must be of .* \(in RAM\), got one of {whose}"
-        ):
+        with pytest.raises(SchemaError, match=rf"must be of .* \(in RAM\), got one of {whose}"):
             one.update_priorities(drawn, np.full(len(batch), 9.0))
     found = samplers[0].state_dict(priorities=True)["priorities"]
     np.testing.assert_array_equal(found, before)
@@ -314,15 +310,11 @@ def test_a_damaged_state_is_refused_and_nothing_is_loaded(damage, message):
 def test_other_schemas_are_refused_by_the_field():
     wide = FIELDS | {"action": mr.Field((2,), "int32")}
     more = FIELDS | {"extra": mr.Field((), "int32")}
-    with pytest.raises(
-        SchemaError, match=r"field 'action' of buffer 1 \(None\) is Field"
-    ):
+    with pytest.raises(SchemaError, match=r"field 'action' of buffer 1 \(None\) is Field"):
         mr.concat([made(None, 0), made(None, 0, fields=wide)])
     with pytest.raises(SchemaError, match=r"'extra' of buffer 1 \(None\) is missing"):
         mr.concat([made(None, 0, fields=more), made(None, 0)])
-    with pytest.raises(
-        SchemaError, match=r"concat: field 'extra' of buffer 1 \(None\) is"
-    ):
+    with pytest.raises(SchemaError, match=r"concat: field 'extra' of buffer 1 \(None\) is"):
         mr.concat([made(None, 0), made(None, 0, fields=more)])
 
 

@@ -20,9 +20,7 @@ NAMES = {"mr": mr, "np": np}
 def cartpole(tmp_path_factory):
     pytest.importorskip("gymnasium")
     folder = tmp_path_factory.mktemp("examples")
-    mr.record(
-        "CartPole-v1", folder / "cartpole", steps=4000, num_envs=8, capacity=10_000
-    )
+    mr.record("CartPole-v1", folder / "cartpole", steps=4000, num_envs=8, capacity=10_000)
     return folder / "cartpole"
 
 

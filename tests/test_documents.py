@@ -164,18 +164,12 @@ def test_the_commands_of_the_cli_page_end_as_it_shows(tmp_path, monkeypatch, cap
 
 def converting_commands():
     """Commands of the table of conversions whose source the tests have."""
-    lines = re.findall(
-        r"\| `(mmreplay convert [^`]+)` \|", (DOCS / "convert.md").read_text()
-    )
-    there = re.compile(
-        r"mmreplay convert (runs/(pong|cart|mine)|pong\.\w+|theirs\.npz) "
-    )
+    lines = re.findall(r"\| `(mmreplay convert [^`]+)` \|", (DOCS / "convert.md").read_text())
+    there = re.compile(r"mmreplay convert (runs/(pong|cart|mine)|pong\.\w+|theirs\.npz) ")
     return [line for line in lines if there.match(line)]
 
 
-def test_the_table_of_conversions_converts(
-    example_files, tmp_path, monkeypatch, capsys
-):
+def test_the_table_of_conversions_converts(example_files, tmp_path, monkeypatch, capsys):
     pytest.importorskip("h5py")
     shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     shutil.copytree(tmp_path / "runs" / "cart", tmp_path / "runs" / "mine")
@@ -224,9 +218,7 @@ def filled(path, observation, num_envs=2, count=200):
             "truncated": mr.Field((), "bool"),
         }
     )
-    with mr.ReplayBuffer.create(
-        path, schema, 3000, num_envs, autoreset="next_step"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema, 3000, num_envs, autoreset="next_step") as buffer:
         shape = count, num_envs
         ends = np.zeros(shape, bool)
         ends[9::10] = True
@@ -269,9 +261,7 @@ EVERYWHERE = [*PAGES, *sorted((DOCS / "migrating").glob("*.md"))]
 
 
 @pytest.mark.parametrize(("page", "block"), every("python", EVERYWHERE))
-def test_a_block_of_python_runs_alone(
-    page, block, example_files, tmp_path, monkeypatch
-):
+def test_a_block_of_python_runs_alone(page, block, example_files, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     for module in set(re.findall(r"^(?:import|from) (\w+)", block, re.M)):
         pytest.importorskip(module)
@@ -297,15 +287,11 @@ SLOW_COMMANDS = ("record ALE", "plan ALE")
 def consoles():
     for param in every("console", [ROOT / "docs" / "cli.md"]):
         slow = any(words in param.values[1] for words in SLOW_COMMANDS)
-        yield pytest.param(
-            *param.values, id=param.id, marks=[pytest.mark.slow] if slow else []
-        )
+        yield pytest.param(*param.values, id=param.id, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(("page", "block"), [*consoles()])
-def test_a_block_of_commands_runs_alone(
-    page, block, example_files, tmp_path, monkeypatch, capsys
-):
+def test_a_block_of_commands_runs_alone(page, block, example_files, tmp_path, monkeypatch, capsys):
     for module in ("gymnasium", "matplotlib"):
         pytest.importorskip(module)
     if "ALE" in block:
@@ -338,16 +324,12 @@ def marked_commands():
     for line in listed_commands():
         slow = any(words in line for words in SLOW_COMMANDS)
         yield pytest.param(
-            line,
-            id=line.split("#")[0].strip(),
-            marks=[pytest.mark.slow] if slow else [],
+            line, id=line.split("#")[0].strip(), marks=[pytest.mark.slow] if slow else []
         )
 
 
 @pytest.mark.parametrize("line", [*marked_commands()])
-def test_a_listed_command_runs_alone(
-    line, example_files, tmp_path, monkeypatch, capsys
-):
+def test_a_listed_command_runs_alone(line, example_files, tmp_path, monkeypatch, capsys):
     for module in ("gymnasium", "matplotlib"):
         pytest.importorskip(module)
     if "ALE" in line:
@@ -367,9 +349,7 @@ def view_until_ctrl_c(arguments):
     pytest.importorskip("starlette")
     command = [sys.executable, "-m", "mmreplay", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True
-    ) as server:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         try:
             address = re.search(r"http://\S+", server.stdout.readline())[0]
             # The token of the address becomes a cookie, and leads on to the page.
@@ -405,9 +385,7 @@ def test_what_a_page_names_is_there(page):
         assert re.search(rf"^{name}\b", path.read_text(), re.M), f"{file}: {name}"
     for link in set(re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)):
         assert (page.parent / link).exists(), link
-    for file, names in re.findall(
-        r"`(tests/[\w/]+\.py)` \(((?:`test_\w+`(?:, )?)+)", text
-    ):
+    for file, names in re.findall(r"`(tests/[\w/]+\.py)` \(((?:`test_\w+`(?:, )?)+)", text):
         source = (ROOT / file).read_text()
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"def {name}\(", source), f"{file}: {name}"

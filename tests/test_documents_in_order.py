@@ -20,10 +20,7 @@ NAVIGATION = re.findall(
     r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2], re.M
 )
 # Runs on Ray have an environment of their own, where tests/on_ray runs their page.
-PAGES = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / name for name in NAVIGATION if name != "ray.md"),
-]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in NAVIGATION if name != "ray.md")]
 SESSION = """
 import json, sys
 names = {"__name__": "__main__"}

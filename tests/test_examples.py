@@ -15,10 +15,11 @@ def trained(task):
     runs = {
         kind: subprocess.Popen(
             [sys.executable, str(DQN), task, "--replay", kind, "--seed", "0"],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for kind in ("disk", "ram")
-    }  # fmt: skip
+    }
     found = {}
     for kind, process in runs.items():
         printed, _ = process.communicate()
@@ -32,8 +33,9 @@ def trained(task):
     # An untrained agent gets some 20 of 500, and -0.75 of 1. A trained one is not the
     # same on every processor, so the bar is below the best that seed 0 reaches here
     # from either replay: 500 and 1.
-    ("task", "enough"), [("cartpole", 400.0), ("catch", 0.8)],
-)  # fmt: skip
+    ("task", "enough"),
+    [("cartpole", 400.0), ("catch", 0.8)],
+)
 def test_an_agent_learns_from_disk_what_it_learns_from_ram(task, enough):
     found = trained(task)
     assert found["ram"] >= enough

@@ -133,8 +133,11 @@ def run(python, tmp_path, code):
     done = subprocess.run(
         [python, "-W", "ignore::DeprecationWarning", script, tmp_path],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=WAIT_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
     return done.returncode, done.stderr
 
 
@@ -146,11 +149,13 @@ def others():
     usable = {}
     for python in filter(None, named + found):
         done = subprocess.run(
-            [python, "-c", "import sys, torch, mmreplay.buffer.replay_buffer\n"
-             "print(sys.version)"],
+            [python, "-c", "import sys, torch, mmreplay.buffer.replay_buffer\nprint(sys.version)"],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=WAIT_S, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
         if done.returncode == 0 and done.stdout.strip() != sys.version:
             usable[done.stdout.strip()] = python
     return tuple(usable.values())
@@ -184,9 +189,7 @@ def test_what_is_left_open_at_an_end_is_closed_all_the_same(tmp_path, end):
 
 def test_a_buffer_opened_when_nothing_closes_it_any_more_ends_in_silence(tmp_path):
     # Registered first, so that it runs after everything that closes what is open.
-    late = (
-        'import atexit\natexit.register(lambda: outlive(made(sys.argv[1] + "/late")))'
-    )
+    late = 'import atexit\natexit.register(lambda: outlive(made(sys.argv[1] + "/late")))'
     code = f"{late}\n{BUFFER}{EMPTIED}buffer = made(sys.argv[1] + '/early')\n"
     assert run(sys.executable, tmp_path, code) == (0, "")
     import mmreplay as mr
@@ -207,9 +210,16 @@ def test_a_buffer_opened_when_nothing_closes_it_any_more_ends_in_silence(tmp_pat
         BUFFER + CHILDREN,
         "import torch\n" + BUFFER + CHILDREN,
     ],
-    ids=["torch", "loader-outlives", "loader", "loader-exit", "workers", "children",
-         "children-torch"],
-)  # fmt: skip
+    ids=[
+        "torch",
+        "loader-outlives",
+        "loader",
+        "loader-exit",
+        "workers",
+        "children",
+        "children-torch",
+    ],
+)
 def test_programs_end_in_silence_in_every_installed_python(tmp_path, code):
     for number, python in enumerate([sys.executable, *others()]):
         place = tmp_path / str(number)

@@ -25,11 +25,7 @@ def table(title, *columns):
     return [line.strip("|").split(" | ") for line in lines]
 
 
-SURFACE = {
-    module
-    for cell, _ in table("Modules", "module", "offers")
-    for module in modules(cell)
-}
+SURFACE = {module for cell, _ in table("Modules", "module", "offers") for module in modules(cell)}
 EXCEPTIONS = {
     (user, module)
     for cell, users, _ in table("Exceptions", "module", "used by", "reason")
@@ -69,9 +65,7 @@ def test_what_the_page_lists_is_used():
     found = [*imports()]
     modules_used = {module for _, module in found}
     examples = "".join(
-        path.read_text()
-        for path in (ROOT / "docs").rglob("*.*")
-        if path.suffix in (".md", ".py")
+        path.read_text() for path in (ROOT / "docs").rglob("*.*") if path.suffix in (".md", ".py")
     )
     unused = [
         each

@@ -55,10 +55,11 @@ def killed_at(folder, groups, function, number):
         Whether it was killed before its end.
     """
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, EXAMPLE, folder, str(groups), function,
-         str(number)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", DRIVER, EXAMPLE, folder, str(groups), function, str(number)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == -9
 
@@ -67,8 +68,10 @@ def finished(folder, groups):
     """Run the example to its end, as its page says; what it printed, and to stderr."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), folder, "--groups", str(groups)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(done.stdout), done.stderr
 
 

@@ -60,16 +60,22 @@ def test_a_buffer_and_a_schema_are_had_without_torch_or_gymnasium():
 def test_a_similar_name_is_suggested():
     done = subprocess.run(
         [sys.executable, "-c", "import mmreplay\nmmreplay.ReplyBuffer"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "Did you mean: 'ReplayBuffer'?" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("ReplayBufer", "ReplayBuffer"), ("UniformSample", "UniformSampler"),
-     ("nstep", "NStep"), ("field", "Field")],
-)  # fmt: skip
+    [
+        ("ReplayBufer", "ReplayBuffer"),
+        ("UniformSample", "UniformSampler"),
+        ("nstep", "NStep"),
+        ("field", "Field"),
+    ],
+)
 def test_a_misspelt_name_is_answered_with_the_near_one(name, near):
     with pytest.raises(AttributeError, match=f"{name!r}. Did you mean: {near!r}?"):
         getattr(mmreplay, name)
@@ -96,9 +102,7 @@ def test_the_adapters_as_such_load_nothing_and_need_no_library():
     assert not HEAVY & modules_after("import mmreplay.adapters")
 
 
-@pytest.mark.parametrize(
-    "library", ["alf", "pytorchrl", "sb3", "skrl", "tmrl", "velora"]
-)
+@pytest.mark.parametrize("library", ["alf", "pytorchrl", "sb3", "skrl", "tmrl", "velora"])
 def test_reading_the_files_of_a_library_loads_no_torch(library):
     loaded = modules_after(f"import mmreplay.adapters.{library}.files")
     assert "mmreplay" in loaded
@@ -184,6 +188,9 @@ def test_every_error_is_had_from_the_package():
             assert getattr(mmreplay, name) is kind
     done = subprocess.run(
         [sys.executable, "-c", "import mmreplay as mr\nprint(mr.errors.FullError)"],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
     assert "FullError" in done.stdout

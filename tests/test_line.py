@@ -16,9 +16,16 @@ import mmreplay
 ROOT = Path(__file__).resolve().parents[1]
 LINE = Path(__file__).with_name("line.json")
 SATELLITES = (
-    "adapters", "cli", "convert", "datasets", "page", "plan", "ray",
-    "recording", "testing",
-)  # fmt: skip
+    "adapters",
+    "cli",
+    "convert",
+    "datasets",
+    "page",
+    "plan",
+    "ray",
+    "recording",
+    "testing",
+)
 OUTER = {
     "mmreplay.storage.foreign_zarr": "zarr_groups",
     "mmreplay.buffer.zarr_group": "zarr_groups",

@@ -12,10 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "mmreplay").rglob("*.py"))
-DOOR = (
-    ROOT / "mmreplay" / "disk" / "files.py",
-    ROOT / "mmreplay" / "disk" / "calls.py",
-)
+DOOR = (ROOT / "mmreplay" / "disk" / "files.py", ROOT / "mmreplay" / "disk" / "calls.py")
 # Damages files that it made, and pickles the objects that it checks, as tests do.
 TESTING = ROOT / "mmreplay" / "testing"
 # Runs others' pickles where the user says so, with stand-ins for what they name.

@@ -9,9 +9,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.nesting import check_name, flatten, split, under, unflatten
 
 NAMES = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]),
-    min_size=1,
-    max_size=5,
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5
 )
 NESTED = st.dictionaries(
     NAMES,
@@ -77,14 +75,11 @@ def test_a_mapping_within_itself_ends_in_a_refusal():
 
 
 @pytest.mark.parametrize(
-    "flat",
-    [{"a": 1, "a/b": 2}, {"a/b": 1, "a": 2}, {"a/b/c": 1, "a/b": 2}],
-    ids=str,
+    "flat", [{"a": 1, "a/b": 2}, {"a/b": 1, "a": 2}, {"a/b/c": 1, "a/b": 2}], ids=str
 )
 def test_a_path_is_a_leaf_or_a_branch(flat):
     with pytest.raises(
-        SchemaError,
-        match=r"field path 'a(/b)?' must not be both a leaf and a branch. R",
+        SchemaError, match=r"field path 'a(/b)?' must not be both a leaf and a branch. R"
     ):
         unflatten(flat)
 

@@ -64,9 +64,7 @@ def checked(thing):
 
 def test_a_schema_is_a_table_of_its_fields(buffer):
     cells = checked(buffer.schema)
-    assert cells[:6] == [
-        "Schema of 4 fields", "field", "dtype", "shape", "role", "options"
-    ]  # fmt: skip
+    assert cells[:6] == ["Schema of 4 fields", "field", "dtype", "shape", "role", "options"]
     rows = [cells[i : i + 5] for i in range(6, len(cells), 5)]
     assert rows == [
         [f"observation/{HOSTILE}", "float32", "[3]", "observation", ""],

@@ -15,9 +15,14 @@ from mmreplay.kernels import NAMES
 pytest.importorskip("setuptools")
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
-    "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
-    "CHANGELOG.md", "constraints.txt",
-]  # fmt: skip
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "constraints.txt",
+]
 BUILD = "import sys, setuptools.build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 WHICH = (
     "from mmreplay import kernels\n"
@@ -59,9 +64,7 @@ def test_without_a_compiler_all_is_built_but_the_kernels(source, tmp_path):
         packed.extractall(tmp_path / "installed")
     assert "mmreplay/kernels/tree.py" in names
     assert not [name for name in names if name.endswith((".so", ".c"))]
-    assert python(tmp_path / "installed", "-c", WHICH) == " ".join(
-        ["numpy"] * len(NAMES)
-    )
+    assert python(tmp_path / "installed", "-c", WHICH) == " ".join(["numpy"] * len(NAMES))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")

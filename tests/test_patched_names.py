@@ -16,9 +16,15 @@ from mmreplay import kernels
 
 TESTS = Path(__file__).parent
 CALLS = {
-    "setattr", "delattr", "setitem", "delitem", "patch", "importorskip",
-    "import_module", "parametrize",
-}  # fmt: skip
+    "setattr",
+    "delattr",
+    "setitem",
+    "delitem",
+    "patch",
+    "importorskip",
+    "import_module",
+    "parametrize",
+}
 DOTTED = re.compile(r"mmreplay(\.\w*[A-Za-z0-9])+")
 
 
@@ -77,9 +83,7 @@ def test_a_name_that_a_test_strikes_exists(name):
 
 def test_names_are_found_and_a_missing_one_is_noticed():
     assert len(NAMES) > 15
-    source = (
-        "monkeypatch.setattr('mmreplay.disk.files.disk', 1); f('mmreplay.nothing.x')"
-    )
+    source = "monkeypatch.setattr('mmreplay.disk.files.disk', 1); f('mmreplay.nothing.x')"
     assert named(source) == {"mmreplay.disk.files.disk"}
     assert missing("mmreplay.disk.files.disk") == ""
     assert missing("mmreplay.disk.files.no_disk") == "mmreplay.disk.files.no_disk"

@@ -25,9 +25,7 @@ SCHEMA = mr.Schema(
 @pytest.mark.parametrize("capacity", [1, 17, 5000, 10**7])
 def test_the_plan_is_what_create_makes(tmp_path, capacity, num_envs):
     plan = plan_buffer(SCHEMA, capacity, num_envs)
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", SCHEMA, capacity, num_envs, autoreset="disabled"
-    ):
+    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, capacity, num_envs, autoreset="disabled"):
         pass
     files = (tmp_path / "b" / "data-000001").iterdir()
     assert plan.nbytes == sum(file.stat().st_size for file in files)
@@ -40,10 +38,7 @@ def test_the_plan_is_what_create_makes(tmp_path, capacity, num_envs):
 
 def test_fields_say_where_they_lie_and_what_they_take():
     found = {field.path: field for field in plan_buffer(SCHEMA, 100).fields}
-    assert (found["observation"].file, found["observation"].row_nbytes) == (
-        "f000.bin",
-        7056,
-    )
+    assert (found["observation"].file, found["observation"].row_nbytes) == ("f000.bin", 7056)
     assert found["observation"].kind == "uint8[84, 84]"
     assert (found["action"].file, found["action"].kind) == ("records.bin", "int64")
     assert found["advantage"].file == "f001.bin"
@@ -52,9 +47,7 @@ def test_fields_say_where_they_lie_and_what_they_take():
 
 @pytest.mark.parametrize(("capacity", "num_envs"), [(0, 1), (1, 0), (1 << 60, 1)])
 def test_numbers_out_of_range_are_refused(capacity, num_envs):
-    with pytest.raises(
-        SchemaError, match=r"(capacity|num_envs) must be an integer in .*, got "
-    ):
+    with pytest.raises(SchemaError, match=r"(capacity|num_envs) must be an integer in .*, got "):
         plan_buffer(SCHEMA, capacity, num_envs)
 
 
@@ -82,12 +75,7 @@ def test_the_estimate_is_near_what_shards_take(tmp_path, rng, codec, num_envs):
     with using(QuickDisk()):
         for name, options in (("a", {}), ("b", {"engine": "zarr", "codec": codec})):
             with mr.ReplayBuffer.create(
-                tmp_path / name,
-                SCHEMA,
-                steps,
-                num_envs,
-                autoreset="disabled",
-                **options,
+                tmp_path / name, SCHEMA, steps, num_envs, autoreset="disabled", **options
             ) as buffer:
                 buffer.extend(columns)
     found = estimate(tmp_path / "a", steps, num_envs, codec)
@@ -150,9 +138,14 @@ def test_a_planned_heap_is_what_create_makes_and_holds_all_rows(
 ):
     plan = plan_buffer(VARYING, capacity, num_envs, lengths=length)
     with mr.ReplayBuffer.create(
-        tmp_path / "b", VARYING, capacity, num_envs, heap_bytes=plan.heap_bytes,
-        autoreset="disabled", commit_every=None,
-    ) as buffer:  # fmt: skip
+        tmp_path / "b",
+        VARYING,
+        capacity,
+        num_envs,
+        heap_bytes=plan.heap_bytes,
+        autoreset="disabled",
+        commit_every=None,
+    ) as buffer:
         files = (tmp_path / "b" / "data-000001").iterdir()
         assert plan.nbytes == sum(file.stat().st_size for file in files)
         assert plan.heap_nbytes == num_envs * plan.heap_bytes
@@ -192,10 +185,7 @@ def test_a_heap_may_be_given_and_lengths_by_field():
         ({}, "lengths must say how long an average value of field 'mission' is, got n"),
         ({"lengths": {"mission": 3}}, "average value of field 'tokens' is"),
         ({"lengths": {"x": 3}}, "lengths must be of fields that vary, got 'x'"),
-        (
-            {"lengths": 501},
-            r"length of field 'tokens' must be .* in \[0, 500\], got 501",
-        ),
+        ({"lengths": 501}, r"length of field 'tokens' must be .* in \[0, 500\], got 501"),
         ({"lengths": -1}, "length of field 'mission' must be"),
         ({"heap_bytes": 4096}, "heap_bytes must be at least"),
         ({"heap_bytes": "much"}, "heap_bytes must be a size such as"),

@@ -153,9 +153,7 @@ def test_a_worker_without_a_thread_may_be_started_later(monkeypatch, starter):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-def test_ctrl_c_while_a_worker_starts_leaves_it_stopped_or_to_be_stopped(
-    monkeypatch, late
-):
+def test_ctrl_c_while_a_worker_starts_leaves_it_stopped_or_to_be_stopped(monkeypatch, late):
     begin, done = threading.Thread.start, []
     begun = queue.SimpleQueue()
 

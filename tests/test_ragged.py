@@ -15,14 +15,7 @@ from mmreplay.batch import Batch
 from mmreplay.concatenation import join_batches, select_rows
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import _rows
-from mmreplay.loader.devices import (
-    ToCpu,
-    arrays_of,
-    pack,
-    slab_offsets,
-    unpack,
-    with_tensors,
-)
+from mmreplay.loader.devices import ToCpu, arrays_of, pack, slab_offsets, unpack, with_tensors
 from mmreplay.nesting import flatten
 
 KINDS = pytest.mark.parametrize("kind", ["arrays", "tensors"])
@@ -60,13 +53,9 @@ def grid(values, shape):
 @st.composite
 def cases(draw, axes=None):
     """Values, the shape they stand in, and the shape of an item."""
-    shape = tuple(
-        draw(st.integers(0, 4)) for _ in range(axes or draw(st.integers(1, 2)))
-    )
+    shape = tuple(draw(st.integers(0, 4)) for _ in range(axes or draw(st.integers(1, 2))))
     inner = draw(st.sampled_from([(), (2,), (1, 3)]))
-    lengths = st.lists(
-        st.integers(0, 5), min_size=math.prod(shape), max_size=math.prod(shape)
-    )
+    lengths = st.lists(st.integers(0, 5), min_size=math.prod(shape), max_size=math.prod(shape))
     rng = np.random.default_rng(draw(st.integers(0, 9)))
     values = [rng.integers(1, 99, (n, *inner), np.int32) for n in draw(lengths)]
     return values, shape, inner
@@ -87,9 +76,7 @@ def test_every_index_gives_what_it_gives_of_an_array_of_lists(kind, case, data):
     slices = st.slices(shape[0])
     if shape[0]:
         numbers = st.integers(-shape[0], shape[0] - 1)
-        index = data.draw(
-            slices | numbers | st.lists(numbers, max_size=6).map(np.array)
-        )
+        index = data.draw(slices | numbers | st.lists(numbers, max_size=6).map(np.array))
     else:
         index = data.draw(slices)
     if isinstance(index, np.ndarray):
@@ -111,9 +98,7 @@ def test_windows_are_indexed_along_both_axes(kind, case, data):
     values, shape, inner = case
     ragged = as_kind(ragged_of(values, shape, inner), kind)
     cells = grid(values, shape)
-    index = tuple(
-        data.draw(st.slices(n).filter(lambda s: (s.step or 1) > 0)) for n in shape
-    )
+    index = tuple(data.draw(st.slices(n).filter(lambda s: (s.step or 1) > 0)) for n in shape)
     assert nested(ragged[index]).tolist() == cells[index].tolist()
     mask = np.random.default_rng(0).random(shape) < 0.5
     assert nested(ragged[mask]).tolist() == cells[mask].tolist()
@@ -206,9 +191,7 @@ def test_a_jagged_tensor_shares_the_memory():
     ragged = ragged_of([[[1, 2]], [], [[3, 4], [5, 6]]], inner=(2,))
     jagged = ragged.torch()
     assert jagged.layout == torch.jagged
-    assert [each.tolist() for each in jagged.unbind()] == [
-        [[1, 2]], [], [[3, 4], [5, 6]],
-    ]  # fmt: skip
+    assert [each.tolist() for each in jagged.unbind()] == [[[1, 2]], [], [[3, 4], [5, 6]]]
     ragged.values[0, 0] = 9
     assert jagged.values()[0, 0] == 9
     assert ragged.torch("cpu").shape[0] == 3
@@ -280,9 +263,11 @@ def test_nothing_to_join_another_shape_and_a_fraction_are_refused_by_name():
         mr.Ragged.concatenate([])
     ragged = ragged_of([[1, 2], [3]])
     for other in (
-        ragged_of([[1]], dtype=np.uint8), ragged_of([[[1, 2]]], inner=(2,)),
-        ragged.tensors(), ragged.reshape(1, 2),
-    ):  # fmt: skip
+        ragged_of([[1]], dtype=np.uint8),
+        ragged_of([[[1, 2]]], inner=(2,)),
+        ragged.tensors(),
+        ragged.reshape(1, 2),
+    ):
         with pytest.raises(SchemaError, match="several must be alike but for axis 0"):
             mr.Ragged.concatenate([ragged, other])
     with pytest.raises(SchemaError, match=r"several must hold Ragged, got ndarray"):
@@ -328,9 +313,7 @@ def test_comparisons_that_would_be_false_by_identity_are_refused(kind):
 @KINDS
 def test_copies_and_pickles_are_the_same_in_memory_of_their_own(kind):
     ragged = as_kind(ragged_of([[1, 2], [], [3]]), kind)
-    for again in (
-        pickle.loads(pickle.dumps(ragged)), copy.deepcopy(ragged), ragged.copy(),
-    ):  # fmt: skip
+    for again in (pickle.loads(pickle.dumps(ragged)), copy.deepcopy(ragged), ragged.copy()):
         assert nested(again).tolist() == [[1, 2], [], [3]]
         again.values[0] = 7
         assert nested(ragged).tolist() == [[1, 2], [], [3]]
@@ -340,9 +323,7 @@ def test_copies_and_pickles_are_the_same_in_memory_of_their_own(kind):
 def test_only_tensors_are_moved():
     ragged = ragged_of([[1, 2], []])
     for move in (lambda r: r.to("cpu"), lambda r: r.pin_memory()):
-        with pytest.raises(
-            SchemaError, match=r"only tensors can be moved. Call tensor"
-        ):
+        with pytest.raises(SchemaError, match=r"only tensors can be moved. Call tensor"):
             move(ragged)
     assert nested(ragged.tensors().to("cpu")).tolist() == [[1, 2], []]
     assert ragged.tensors().tensors() is not ragged
@@ -363,9 +344,7 @@ def batch_of(fields, shape=(3,), **more):
 def batch():
     return batch_of(
         {
-            "observation/mission": ragged_of(
-                [list(t.encode()) for t in TEXTS[:3]], dtype=np.uint8
-            ),
+            "observation/mission": ragged_of([list(t.encode()) for t in TEXTS[:3]], dtype=np.uint8),
             "observation/logp": ragged_of([[1.0], [], [2.0, 3.0]], dtype=np.float32),
             "brain": ragged_of([[0x3F80], [0x4000, 0xC000], []], dtype=np.uint16),
             "reward": np.ones(3, np.float32),
@@ -472,10 +451,7 @@ def test_batches_whose_ragged_fields_differ_are_refused(batch):
     other = dict(batch.fields) | {
         "observation/logp": ragged_of([[[1, 2]], [], []], inner=(2,), dtype=np.float32)
     }
-    with pytest.raises(
-        SchemaError,
-        match=r"/logp': 'float32\[\*, 2\]'.*/logp': 'float32\[\*\]'",
-    ):
+    with pytest.raises(SchemaError, match=r"/logp': 'float32\[\*, 2\]'.*/logp': 'float32\[\*\]'"):
         join_batches([batch, batch_of(other, bfloat16=frozenset({"brain"}))])
 
 
@@ -484,16 +460,19 @@ def test_windows_of_several_buffers_are_padded_with_their_last_step():
         marks = np.ones((len(values) // length, length), bool)
         shape = marks.shape
         return batch_of(
-            {"text": ragged_of(values, shape)}, shape, mask=marks,
+            {"text": ragged_of(values, shape)},
+            shape,
+            mask=marks,
             window_positions=np.arange(len(values)).reshape(shape),
-        )  # fmt: skip
+        )
 
-    joined = join_batches(
-        [windows([[1], [2, 3]], 1), windows([[4], [], [5], [6, 7]], 2)], pad=True
-    )
+    joined = join_batches([windows([[1], [2, 3]], 1), windows([[4], [], [5], [6, 7]], 2)], pad=True)
     assert nested(joined["text"]).tolist() == [
-        [[1], [1]], [[2, 3], [2, 3]], [[4], []], [[5], [6, 7]],
-    ]  # fmt: skip
+        [[1], [1]],
+        [[2, 3], [2, 3]],
+        [[4], []],
+        [[5], [6, 7]],
+    ]
     assert joined.mask.tolist() == [[True, False]] * 2 + [[True, True]] * 2
 
 

@@ -23,8 +23,7 @@ CALLS = [
     "ShuffledSampler(shuffle=False, layout='time_major', batches=3)",
     "SequenceSampler(length=8, sampler=UniformSampler(seed=0), boundary='pad', "
     "stride=2, bootstrap=1)",
-    "SequenceSampler(length=8, sampler=UniformSampler(), burn_in=4, "
-    "first_only=('state',))",
+    "SequenceSampler(length=8, sampler=UniformSampler(), burn_in=4, first_only=('state',))",
     "EpisodeSampler(sampler=UniformSampler(seed=0), by='length', min_length=2, "
     "max_length=9, running=True)",
     "MixtureSampler(samplers=[(UniformSampler(seed=0), 0.25), "
@@ -62,10 +61,7 @@ def path(tmp_path):
         {"observation": mr.Field((2,), "float32"), "terminated": mr.Field((), "bool")}
     )
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 50) as buffer:
-        buffer.extend(
-            observation=np.zeros((40, 2), np.float32),
-            terminated=np.arange(40) % 10 == 9,
-        )
+        buffer.extend(observation=np.zeros((40, 2), np.float32), terminated=np.arange(40) % 10 == 9)
     return tmp_path / "b"
 
 

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from mmreplay.ring import LAYOUTS, MAX_BLOCK_ROWS, MAX_RESERVE, Ring, Span, runs
 
-rings = st.builds(
-    Ring.sized,
-    st.integers(1, 200),
-    st.integers(1, 5),
-    st.sampled_from(LAYOUTS),
-)
+rings = st.builds(Ring.sized, st.integers(1, 200), st.integers(1, 5), st.sampled_from(LAYOUTS))
 
 
 def twin_rows(ring: Ring) -> np.ndarray:

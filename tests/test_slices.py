@@ -59,16 +59,10 @@ def test_every_row_of_every_parametrize_is_left():
     ]
     cases = [
         Case({"kind": kind, "shape": shape, "seed": seed, "engine": engine}, marks)
-        for (kind, shape), seed, engine in itertools.product(
-            pairs, range(9), ["memmap", "zarr"]
-        )
+        for (kind, shape), seed, engine in itertools.product(pairs, range(9), ["memmap", "zarr"])
     ]
     slices.mark(cases)
-    chosen = [
-        case.callspec.params
-        for case in cases
-        if case.get_closest_marker("left_out") is None
-    ]
+    chosen = [case.callspec.params for case in cases if case.get_closest_marker("left_out") is None]
     assert len(chosen) == 9
     assert {case["seed"] for case in chosen} == set(range(9))
     assert {case["engine"] for case in chosen} == {"memmap", "zarr"}
@@ -93,9 +87,13 @@ def marks_of(target):
         if name not in ours and not name.startswith(("MAKE", "MFLAGS"))
     }
     printed = subprocess.run(
-        ["make", "-n", target], cwd=ROOT, env=environment, check=True,
-        capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        ["make", "-n", target],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     (marks,) = re.findall(r'-m pytest .*?-m "(.*?)"', printed)
     return marks
 

@@ -25,9 +25,7 @@ def twin(tmp_path, rng):
 
 def rows(part):
     """Every (env_id, position) of a part."""
-    stretches = zip(
-        part.env_ids.tolist(), part.begins.tolist(), part.ends.tolist(), strict=True
-    )
+    stretches = zip(part.env_ids.tolist(), part.begins.tolist(), part.ends.tolist(), strict=True)
     return [(env, p) for env, begin, end in stretches for p in range(begin, end)]
 
 
@@ -187,9 +185,7 @@ def test_a_part_is_stored_and_read_back(twin):
     fresh.load_state_dict(sampler.state_dict())
     view = twin.buffer.view
     assert steps_of(fresh.draw(view, 9)) == steps_of(sampler.draw(view, 9))
-    with pytest.raises(
-        FormatError, match=r"sampler state: it must be.*with other steps"
-    ):
+    with pytest.raises(FormatError, match=r"sampler state: it must be.*with other steps"):
         other.sampler(mr.UniformSampler(0)).load_state_dict(sampler.state_dict())
     assert repr(part) == f"<Part of {len(part):,} steps in {len(part.ends)} stretches>"
 
@@ -216,9 +212,7 @@ def test_a_part_of_another_buffer_is_refused(twin, tmp_path):
     (part,) = mr.split(twin.buffer, [1.0])
     other = Twin(tmp_path / "other", 20)
     other.extend([["t"]] * 9)
-    with pytest.raises(
-        FormatError, match=r"the view must be of buffer .*, which was split, got "
-    ):
+    with pytest.raises(FormatError, match=r"the view must be of buffer .*, which was split, got "):
         part.sampler().draw(other.buffer.view, 3)
     other.buffer.close()
 
@@ -231,11 +225,7 @@ def test_a_part_of_another_buffer_is_refused(twin, tmp_path):
         (["a"], "episode", r"whose sum is at most 1, got \['a'\]"),
         ([0.5, 0.6], "episode", "whose sum is at most 1"),
         ([0.0, 1.0], "step", r"whose sum is at most 1, got \[0\.0, 1\.0\]"),
-        (
-            [float("nan")],
-            "step",
-            r"whose sum is at most 1, got \[nan\]",
-        ),
+        ([float("nan")], "step", r"whose sum is at most 1, got \[nan\]"),
         ([0.5], "row", "by must be 'episode' or 'step', got 'row'"),
     ],
 )

@@ -14,10 +14,7 @@ from mmreplay.stats import Moments, episode_table, field_moments, histogram, mom
 def schema(reward="float32"):
     return mr.Schema(
         {
-            "observation": {
-                "image": mr.Field((4, 4), "uint8"),
-                "x": mr.Field((3,), "float64"),
-            },
+            "observation": {"image": mr.Field((4, 4), "uint8"), "x": mr.Field((3,), "float64")},
             "action": mr.Field((), "int64"),
             "half": mr.Field((2,), "bfloat16"),
             "reward": mr.Field((), reward),
@@ -62,9 +59,7 @@ def steps_of(buffer):
     return everything, ~everything["final"]
 
 
-@pytest.mark.parametrize(
-    "path", ["observation/image", "observation/x", "action", "reward"]
-)
+@pytest.mark.parametrize("path", ["observation/image", "observation/x", "action", "reward"])
 def test_moments_are_those_of_all_steps_at_once(buffer, path):
     everything, steps = steps_of(buffer)
     values = everything[path][steps].astype(np.float64)
@@ -158,9 +153,7 @@ def brute_force(buffer):
                 begin, total = position + 1, 0.0
                 continue
             total += float(everything["reward"][row])
-            after_end = bool(
-                everything["terminated"][row] | everything["truncated"][row]
-            )
+            after_end = bool(everything["terminated"][row] | everything["truncated"][row])
             newest = row == mine[-1]
             if after_end or newest:
                 found.append((env_id, begin, position + 1, total, not after_end))
@@ -172,21 +165,21 @@ def test_episodes_are_those_of_a_loop_over_rows(buffer):
     table = episode_table(buffer)
     found = list(
         zip(
-            table.env_ids.tolist(), table.begin.tolist(), table.end.tolist(),
-            table.returns.tolist(), table.running.tolist(), strict=True,
+            table.env_ids.tolist(),
+            table.begin.tolist(),
+            table.end.tolist(),
+            table.returns.tolist(),
+            table.running.tolist(),
+            strict=True,
         )
-    )  # fmt: skip
+    )
     assert found == brute_force(buffer)
     assert (table.lengths == table.end - table.begin).all()
 
 
 def test_unfinished_episodes_and_those_missing_their_start_are_distinguished(tmp_path):
-    fields = mr.Schema(
-        {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
-    )
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", fields, 10, commit_every=None
-    ) as buffer:
+    fields = mr.Schema({"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "b", fields, 10, commit_every=None) as buffer:
         ends = np.zeros(14, bool)
         ends[[5, 9]] = True
         buffer.extend(reward=np.ones(10, np.float32), terminated=ends[:10])
@@ -204,9 +197,16 @@ def test_a_table_is_also_a_dict_of_columns(buffer):
     table = episode_table(buffer)
     columns = table.to_dict()
     assert list(columns) == [
-        "env_ids", "begin", "end", "lengths", "returns", "headless", "running",
-        "broken", "whole",
-    ]  # fmt: skip
+        "env_ids",
+        "begin",
+        "end",
+        "lengths",
+        "returns",
+        "headless",
+        "running",
+        "broken",
+        "whole",
+    ]
     assert type(columns) is dict
     for name, column in columns.items():
         assert column.shape == (len(table),)
@@ -306,9 +306,7 @@ def test_whole_numbers_of_a_float_field_get_bins_of_whole_width(
     assert counts.sum() == 2999
 
 
-def test_one_fraction_among_whole_numbers_shows_in_the_last_block(
-    tmp_path, monkeypatch
-):
+def test_one_fraction_among_whole_numbers_shows_in_the_last_block(tmp_path, monkeypatch):
     monkeypatch.setattr(stats, "CACHED", 64)
     values = np.arange(1000.0) % 7
     values[999] = 2.5
@@ -336,25 +334,19 @@ def test_whole_numbers_beyond_halves_get_bins_between_their_limits(tmp_path):
 def test_a_bool_field_has_moments_and_a_histogram(buffer):
     everything, steps = steps_of(buffer)
     share = everything["terminated"][steps].mean()
-    assert field_moments(buffer, ("terminated",))["terminated"].mean == pytest.approx(
-        share
-    )
+    assert field_moments(buffer, ("terminated",))["terminated"].mean == pytest.approx(share)
     counts, _ = histogram(buffer, "terminated", 10)
     assert counts[1] == everything["terminated"][steps].sum()
 
 
-def test_steps_overwritten_during_the_scan_make_an_episode_miss_its_start(
-    tmp_path, monkeypatch
-):
+def test_steps_overwritten_during_the_scan_make_an_episode_miss_its_start(tmp_path, monkeypatch):
     """A writer laps the reader between two blocks."""
     monkeypatch.setattr(stats, "MAX_BLOCK_ROWS", 5)
     fields = mr.Schema({"reward": mr.Field((), "float32")})
     writer = mr.ReplayBuffer.create(tmp_path / "b", fields, 32, commit_every=None)
     writer.extend(reward=np.ones(32, np.float32))
     reader = mr.ReplayBuffer.open(tmp_path / "b")
-    table = episode_table(
-        reader, lambda done, total: writer.extend(reward=np.ones(6, np.float32))
-    )
+    table = episode_table(reader, lambda done, total: writer.extend(reward=np.ones(6, np.float32)))
     assert table.headless.tolist() == [True]
     assert table.returns[0] == table.lengths[0]
     assert table.lengths[0] < 32
@@ -368,9 +360,7 @@ def test_progress_reaches_the_end(buffer):
     assert seen[-1][0] == seen[-1][1] == len(buffer)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["uint8", "int8", "bool", "int16", "uint64", "float16"]
-)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "int16", "uint64", "float16"])
 def test_moments_of_every_width_are_those_of_numpy(rng, dtype):
     values = rng.integers(0, 2 if dtype == "bool" else 256, (3000, 7)).astype("uint8")
     values = values.view("int8") if dtype == "int8" else values.astype(dtype)
@@ -452,12 +442,8 @@ def test_floats_that_hardly_differ_are_counted(tmp_path):
     assert (edges[0], edges[-1]) == (values[0], values[1])
 
 
-def test_each_row_is_read_once_for_all_facts_and_once_more_to_count(
-    tmp_path, rng, monkeypatch
-):
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema(), 500, 2, autoreset="disabled"
-    ) as made:
+def test_each_row_is_read_once_for_all_facts_and_once_more_to_count(tmp_path, rng, monkeypatch):
+    with mr.ReplayBuffer.create(tmp_path / "b", schema(), 500, 2, autoreset="disabled") as made:
         fill(made, rng, 700)
         read, get_fields = [], mr.ReplayBuffer.get_fields
 
@@ -531,9 +517,13 @@ def test_moments_and_histograms_of_fields_that_vary_are_of_items_or_of_lengths()
     buffer = mr.ReplayBuffer.create(None, schema, 20, heap_bytes=8192, engine="memory")
     for n in range(8):
         buffer.add(
-            tokens=[n] * n, logits=np.full((n % 3, 2), n / 2), text="å" * (n % 4),
-            frame=b"x" * n, reward=float(n), terminated=n == 5,
-        )  # fmt: skip
+            tokens=[n] * n,
+            logits=np.full((n % 3, 2), n / 2),
+            text="å" * (n % 4),
+            frame=b"x" * n,
+            reward=float(n),
+            terminated=n == 5,
+        )
     expected = {
         "tokens": np.repeat(np.arange(8), np.arange(8)),
         "logits": np.repeat(np.arange(8) / 2, 2 * (np.arange(8) % 3)),

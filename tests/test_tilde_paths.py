@@ -97,9 +97,7 @@ def test_adapters_keep_their_rings_and_files_there(user_folder):
     buffer.close()
     assert (user_folder / "velora" / "metadata.json").is_file()
     assert (user_folder / "saved" / "buffer_state.safetensors").is_file()
-    again = velora.ReplayBuffer.load(
-        "~/saved/buffer_state", metadata, path=Path("~/again")
-    )
+    again = velora.ReplayBuffer.load("~/saved/buffer_state", metadata, path=Path("~/again"))
     assert len(again) == 5
     again.close()
     assert (user_folder / "again" / "metadata.json").is_file()

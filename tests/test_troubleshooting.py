@@ -148,9 +148,7 @@ def indexed_buffer(path):
 def drawn_by(sampler):
     """A buffer of two groups of two rows, of two versions, with that sampler."""
     fields = {name: mr.Field((), "int64") for name in ("group", "version")}
-    buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 50, engine="memory", sampler=sampler
-    )
+    buffer = mr.ReplayBuffer.create(None, mr.Schema(fields), 50, engine="memory", sampler=sampler)
     buffer.extend(group=[1, 2, 1, 2], version=[0, 0, 1, 1])
     return buffer
 
@@ -241,10 +239,8 @@ def acknowledged_without_counter(path):
         (unknown_format, "Converting", 0),
         (existing_target, "Converting", 1),
     ],
-)  # fmt: skip
-def test_the_cause_that_the_page_names_raises_the_message(
-    make, section, number, tmp_path
-):
+)
+def test_the_cause_that_the_page_names_raises_the_message(make, section, number, tmp_path):
     text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     quoted = re.findall(r"^\| `(\w+)`: `([^`]+)` \|", text, re.M)
     error, message = quoted[number]

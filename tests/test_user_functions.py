@@ -50,15 +50,21 @@ def goals(**options):
         "terminated": mr.Field((), "bool"),
     }
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 100, engine="memory",
-        transforms=[mr.HER("future", 1.0, fails, info=["action"])], **options,
-    )  # fmt: skip
+        None,
+        mr.Schema(fields),
+        100,
+        engine="memory",
+        transforms=[mr.HER("future", 1.0, fails, info=["action"])],
+        **options,
+    )
     for number in range(40):
         goal = np.full(3, number, np.float32)
         buffer.add(
-            observation={"achieved_goal": goal, "desired_goal": goal}, action=1,
-            reward=0.0, terminated=number % 9 == 8,
-        )  # fmt: skip
+            observation={"achieved_goal": goal, "desired_goal": goal},
+            action=1,
+            reward=0.0,
+            terminated=number % 9 == 8,
+        )
     return buffer
 
 
@@ -82,35 +88,27 @@ CALLS = {
         "}, Generator)",
     ),
     "a partial": (
-        lambda _: filled(
-            transforms=[mr.Apply(functools.partial(fails, gain=1))]
-        ).sample(8),
+        lambda _: filled(transforms=[mr.Apply(functools.partial(fails, gain=1))]).sample(8),
         "raised by Apply's function functools.partial, which got ({",
     ),
     "DiscountedReturn": (
         lambda _: filled(
-            transforms=[
-                mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=fails)
-            ]
+            transforms=[mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=fails)]
         ).take(0, np.arange(3)),
-        "raised by DiscountedReturn value_fn "
-        "tests.test_user_functions.fails, which got ({",
+        "raised by DiscountedReturn value_fn tests.test_user_functions.fails, which got ({",
     ),
     "GAE": (
         lambda _: filled(transforms=[mr.GAE(0.9, value=fails)]).sample(8),
         "raised by GAE value function tests.test_user_functions.fails, which got ({",
     ),
     "LambdaReturn": (
-        lambda _: filled(
-            transforms=[mr.LambdaReturn(0.9, value=np.ravel, bootstrap=fails)]
-        ).take(0, np.arange(3)),
-        "raised by LambdaReturn value function "
-        "tests.test_user_functions.fails, which got ({",
+        lambda _: filled(transforms=[mr.LambdaReturn(0.9, value=np.ravel, bootstrap=fails)]).take(
+            0, np.arange(3)
+        ),
+        "raised by LambdaReturn value function tests.test_user_functions.fails, which got ({",
     ),
     "EpisodeSampler": (
-        lambda _: filled(
-            sampler=mr.EpisodeSampler(mr.UniformSampler(0), where=fails)
-        ).sample(2),
+        lambda _: filled(sampler=mr.EpisodeSampler(mr.UniformSampler(0), where=fails)).sample(2),
         "raised by EpisodeSampler where tests.test_user_functions.fails, which got "
         "(EpisodeRows(env_ids=int64[4], ",
     ),
@@ -123,10 +121,7 @@ CALLS = {
         "raised by progress tests.test_user_functions.fails, which got (",
     ),
     "verify": (
-        lambda path: (
-            filled(path / "a").close(),
-            mr.verify_buffer(path / "a", progress=fails),
-        ),
+        lambda path: (filled(path / "a").close(), mr.verify_buffer(path / "a", progress=fails)),
         "raised by progress tests.test_user_functions.fails, which got (",
     ),
     "statistics": (
@@ -149,7 +144,5 @@ def test_a_loaders_thread_tells_the_same(tmp_path):
     buffer = mr.ReplayBuffer.open(tmp_path / "a", transforms=[mr.Apply(fails)])
     with mr.ReplayLoader(buffer, 8) as loader, pytest.raises(OwnError) as error:
         next(iter(loader))
-    assert "raised by Apply's function tests.test_user_functions.fails" in notes_of(
-        error
-    )
+    assert "raised by Apply's function tests.test_user_functions.fails" in notes_of(error)
     buffer.close()

@@ -40,23 +40,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the cases; default: 1")
     parser.add_argument("--processes", type=int, default=1, help="default: 1")
     parser.add_argument(
-        "--consumer", action="append", metavar="NAME",
+        "--consumer",
+        action="append",
+        metavar="NAME",
         help="run these consumers alone, not those of each case's seed",
-    )  # fmt: skip
-    parser.add_argument(
-        "--keep", action="store_true", help="show failures as found, not shrunk"
     )
+    parser.add_argument("--keep", action="store_true", help="show failures as found, not shrunk")
     parser.add_argument(
-        "--mutants", action="store_true",
+        "--mutants",
+        action="store_true",
         help="run the package with one fault after another, by its recorded case and "
         "then by as many as --cases",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mutant", action="append", metavar="NAME", help="of those, these alone"
     )
-    parser.add_argument(
-        "--record", action="store_true", help="write down by which cases"
-    )
+    parser.add_argument("--mutant", action="append", metavar="NAME", help="of those, these alone")
+    parser.add_argument("--record", action="store_true", help="write down by which cases")
     options = parser.parse_args(arguments)
     if options.mutants:
         return run_mutants(options)

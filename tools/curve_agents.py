@@ -63,9 +63,13 @@ def sb3(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) -> 
             noise = import_module("stable_baselines3.common.noise").NormalActionNoise
             options["action_noise"] = noise(np.zeros(1), np.full(1, 0.2))
         model = kind(
-            "MlpPolicy", env, seed=seed, device="cpu",
-            policy_kwargs={"net_arch": [64, 64]}, **options,
-        )  # fmt: skip
+            "MlpPolicy",
+            env,
+            seed=seed,
+            device="cpu",
+            policy_kwargs={"net_arch": [64, 64]},
+            **options,
+        )
     return SimpleNamespace(
         learn=lambda steps: model.learn(steps, reset_num_timesteps=False),
         save=lambda folder: model.save(folder / "agent"),
@@ -78,9 +82,12 @@ def _networks(torch: Any, kind: str, shape: Mapping[str, Any]) -> dict[str, Any]
 
     def layers(inputs: int) -> Any:
         return torch.nn.Sequential(
-            torch.nn.Linear(inputs, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64),
-            torch.nn.ReLU(), torch.nn.Linear(64, 1),
-        )  # fmt: skip
+            torch.nn.Linear(inputs, 64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, 64),
+            torch.nn.ReLU(),
+            torch.nn.Linear(64, 1),
+        )
 
     def joined(inputs_by_name: Mapping[str, Any], inputs: int) -> Any:
         taken = inputs_by_name["observations"], inputs_by_name.get("taken_actions")
@@ -112,9 +119,11 @@ def _networks(torch: Any, kind: str, shape: Mapping[str, Any]) -> dict[str, Any]
     if kind == "PPO":
         return {"policy": Gaussian(), "value": fixed(3, False)}
     return {
-        "policy": fixed(3, True), "target_policy": fixed(3, True),
-        "critic": fixed(4, False), "target_critic": fixed(4, False),
-    }  # fmt: skip
+        "policy": fixed(3, True),
+        "target_policy": fixed(3, True),
+        "critic": fixed(4, False),
+        "target_critic": fixed(4, False),
+    }
 
 
 def skrl(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) -> Agent:
@@ -122,31 +131,27 @@ def skrl(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) ->
     torch, width, kind = import_module("torch"), task["envs"], task["kind"]
     gymnasium = import_module("gymnasium")
     import_module("skrl.utils").set_seed(seed)
-    made = [
-        lambda: note(gymnasium.make(task["env"]), notes, width, task["done"])
-    ] * width
+    made = [lambda: note(gymnasium.make(task["env"]), notes, width, task["done"])] * width
     wrap = import_module("skrl.envs.wrappers.torch").wrap_env
     env = wrap(gymnasium.vector.SyncVectorEnv(made), verbose=False)
     env.reset = lambda reset=env._env.reset: _tensors(torch, reset(seed=seed))
     shape = {
-        "observation_space": env.observation_space, "action_space": env.action_space,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
         "device": "cpu",
-    }  # fmt: skip
+    }
     if ring is None:
         memories, options = import_module("skrl.memories.torch"), {}
     else:
         memories = import_module("mmreplay.adapters.skrl")
         options = {"path": ring, "resume": True}
     memory = memories.RandomMemory(
-        memory_size=task["rows"], num_envs=width, device="cpu", replacement=True,
-        **options,
-    )  # fmt: skip
+        memory_size=task["rows"], num_envs=width, device="cpu", replacement=True, **options
+    )
     cfg = dict(task["options"])
     if kind == "DDPG":
         cfg |= {
-            "exploration_noise": import_module(
-                "skrl.resources.noises.torch"
-            ).GaussianNoise,
+            "exploration_noise": import_module("skrl.resources.noises.torch").GaussianNoise,
             "exploration_noise_kwargs": {"mean": 0.0, "std": 0.2, "device": "cpu"},
         }
     agents = import_module(f"skrl.agents.torch.{kind.lower()}")
@@ -159,22 +164,16 @@ def skrl(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) ->
     def learn(steps: int) -> None:
         trainer = import_module("skrl.trainers.torch").SequentialTrainer
         told = {"headless": True, "disable_progressbar": True}
-        trainer(
-            env=env, agents=agent, cfg={"timesteps": steps // width, **told}
-        ).train()
+        trainer(env=env, agents=agent, cfg={"timesteps": steps // width, **told}).train()
 
-    return SimpleNamespace(
-        learn=learn, save=lambda folder: agent.save(str(folder / "agent.pt"))
-    )
+    return SimpleNamespace(learn=learn, save=lambda folder: agent.save(str(folder / "agent.pt")))
 
 
 def _tensors(torch: Any, result: Any) -> Any:
     return torch.from_numpy(np.asarray(result[0])), result[1]
 
 
-def velora(
-    task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes
-) -> Agent:
+def velora(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) -> Agent:
     """NeuroFlow of velora; its steps are episodes."""
     models = import_module("velora.models")
     agent = models.NeuroFlowCT(task["env"], 20, 64, seed=seed, **task["options"])
@@ -189,18 +188,20 @@ def velora(
 
     def learn(steps: int) -> None:
         agent.train(
-            64, n_episodes=steps, max_steps=200, window_size=10, display_count=steps,
+            64,
+            n_episodes=steps,
+            max_steps=200,
+            window_size=10,
+            display_count=steps,
             warmup_steps=None if len(agent.buffer) < 128 else 0,
-        )  # fmt: skip
+        )
 
     return SimpleNamespace(
         learn=learn, save=lambda folder: agent.save(folder / "agent", buffer=False)
     )
 
 
-def pytorchrl(
-    task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes
-) -> Agent:
+def pytorchrl(task: Mapping[str, Any], seed: int, ring: Path | None, notes: Notes) -> Agent:
     """DDPG of pytorchrl."""
     torch, gym = import_module("torch"), import_module("gym")
     agents, gymnasium = import_module("pytorchrl.agent"), import_module("gymnasium")
@@ -236,14 +237,15 @@ def pytorchrl(
         options = {"path": ring, "resume": True}
     storage = storages.ReplayBuffer.create_factory(task["rows"], **options)
     scheme = import_module("pytorchrl.scheme").Scheme(
-        algo_factory=algorithm, actor_factory=actor, storage_factory=storage,
+        algo_factory=algorithm,
+        actor_factory=actor,
+        storage_factory=storage,
         train_envs_factory=envs,
-    )  # fmt: skip
+    )
     made = import_module("pytorchrl.learner").Learner(scheme, target_steps=1 << 60)
     algo = made.update_worker.grad_workers.local_worker().algo
     parts = {
-        part: getattr(algo, part)
-        for part in ("actor", "actor_targ", "pi_optimizer", "q_optimizer")
+        part: getattr(algo, part) for part in ("actor", "actor_targ", "pi_optimizer", "q_optimizer")
     }
     if task["saved"] is not None:
         for part, state in torch.load(task["saved"] / "agent.pt").items():
@@ -263,61 +265,105 @@ def pytorchrl(
 
 QUIET = {"write_interval": 0, "checkpoint_interval": 0}
 AGENTS: dict[str, Callable[[Mapping[str, Any], int, Path | None, Notes], Agent]] = {
-    "sb3": sb3, "skrl": skrl, "velora": velora, "pytorchrl": pytorchrl,
-}  # fmt: skip
+    "sb3": sb3,
+    "skrl": skrl,
+    "velora": velora,
+    "pytorchrl": pytorchrl,
+}
 TASKS: dict[str, dict[str, Any]] = {
     "DQN": {
-        "library": "sb3", "kind": "DQN", "env": "CartPole-v1", "steps": 30_000,
+        "library": "sb3",
+        "kind": "DQN",
+        "env": "CartPole-v1",
+        "steps": 30_000,
         "options": {
-            "learning_rate": 2.3e-3, "batch_size": 64, "buffer_size": 100_000,
-            "learning_starts": 1000, "target_update_interval": 10, "train_freq": 256,
-            "gradient_steps": 128, "exploration_fraction": 0.3,
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1000,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.3,
             "exploration_final_eps": 0.04,
         },
     },
     "SAC": {
-        "library": "sb3", "kind": "SAC", "env": "Pendulum-v1", "steps": 5_000,
+        "library": "sb3",
+        "kind": "SAC",
+        "env": "Pendulum-v1",
+        "steps": 5_000,
         "options": {
-            "learning_rate": 1e-3, "batch_size": 64, "buffer_size": 100_000,
+            "learning_rate": 1e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
             "learning_starts": 200,
         },
     },
     "TD3": {
-        "library": "sb3", "kind": "TD3", "env": "Pendulum-v1", "steps": 5_000,
+        "library": "sb3",
+        "kind": "TD3",
+        "env": "Pendulum-v1",
+        "steps": 5_000,
         "options": {
-            "learning_rate": 1e-3, "batch_size": 64, "buffer_size": 100_000,
+            "learning_rate": 1e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
             "learning_starts": 200,
         },
     },
     "DDPG": {
-        "library": "skrl", "kind": "DDPG", "env": "Pendulum-v1", "steps": 6_000,
-        "envs": 1, "rows": 15_000,
+        "library": "skrl",
+        "kind": "DDPG",
+        "env": "Pendulum-v1",
+        "steps": 6_000,
+        "envs": 1,
+        "rows": 15_000,
         "options": {
-            "batch_size": 64, "learning_starts": 200, "random_timesteps": 0,
+            "batch_size": 64,
+            "learning_starts": 200,
+            "random_timesteps": 0,
             "experiment": QUIET,
         },
     },
     "PPO": {
-        "library": "skrl", "kind": "PPO", "env": "Pendulum-v1", "steps": 40_960,
-        "envs": 8, "rows": 256,
+        "library": "skrl",
+        "kind": "PPO",
+        "env": "Pendulum-v1",
+        "steps": 40_960,
+        "envs": 8,
+        "rows": 256,
         "options": {
-            "rollouts": 256, "learning_epochs": 10, "mini_batches": 16,
-            "discount_factor": 0.9, "learning_rate": 1e-3, "experiment": QUIET,
+            "rollouts": 256,
+            "learning_epochs": 10,
+            "mini_batches": 16,
+            "discount_factor": 0.9,
+            "learning_rate": 1e-3,
+            "experiment": QUIET,
             "time_limit_bootstrap": True,
         },
     },
     "NeuroFlow": {
-        "library": "velora", "kind": "NeuroFlowCT", "env": "InvertedPendulum-v5",
-        "steps": 80, "options": {"buffer_size": 100_000, "actor_lr": 1e-3,
-                                 "critic_lr": 1e-3},
+        "library": "velora",
+        "kind": "NeuroFlowCT",
+        "env": "InvertedPendulum-v5",
+        "steps": 80,
+        "options": {"buffer_size": 100_000, "actor_lr": 1e-3, "critic_lr": 1e-3},
     },
     "pytorchrl DDPG": {
-        "library": "pytorchrl", "kind": "DDPG", "env": "Pendulum-v1", "steps": 6_000,
+        "library": "pytorchrl",
+        "kind": "DDPG",
+        "env": "Pendulum-v1",
+        "steps": 6_000,
         "rows": 100_000,
         "options": {
-            "start_steps": 500, "update_every": 50, "num_updates": 50,
-            "mini_batch_size": 64, "num_test_episodes": 0, "lr_q": 1e-3,
+            "start_steps": 500,
+            "update_every": 50,
+            "num_updates": 50,
+            "mini_batch_size": 64,
+            "num_test_episodes": 0,
+            "lr_q": 1e-3,
             "lr_pi": 1e-3,
         },
     },
-}  # fmt: skip
+}

@@ -43,10 +43,7 @@ MAX_EXACT, DEALS = 10, 100_000
 """Scores of a side up to which all deals are made; and random ones above."""
 SIDES = ("RAM", "disk", "killed")
 COLOURS = ("tab:gray", "tab:blue", "tab:orange")
-MODULES = {
-    "sb3": "stable_baselines3", "skrl": "skrl", "velora": "velora",
-    "pytorchrl": "pytorchrl",
-}  # fmt: skip
+MODULES = {"sb3": "stable_baselines3", "skrl": "skrl", "velora": "velora", "pytorchrl": "pytorchrl"}
 
 
 def run(name: str, side: str, seed: int, steps: int, folder: Path) -> Curve:
@@ -59,8 +56,10 @@ def run(name: str, side: str, seed: int, steps: int, folder: Path) -> Curve:
             given = [name, str(seed), str(steps), str(folder), str(number)]
             done = subprocess.run(
                 [sys.executable, "-m", "tools.curves", "--half", *given],
-                check=False, capture_output=True, text=True,
-            )  # fmt: skip
+                check=False,
+                capture_output=True,
+                text=True,
+            )
             if done.returncode != (-signal.SIGKILL, 0)[number]:
                 raise RuntimeError(
                     f"{name}: the first half must be killed and the second must "
@@ -147,9 +146,7 @@ def plot(curves: dict[str, dict[str, list[Curve]]], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "curves"
     pyplot = import_module("matplotlib.pyplot")
     rows = -(-len(curves) // 4)
-    figure, axes = pyplot.subplots(
-        rows, min(4, len(curves)), figsize=(12, 3 * rows), squeeze=False
-    )
+    figure, axes = pyplot.subplots(rows, min(4, len(curves)), figsize=(12, 3 * rows), squeeze=False)
     for axis in axes.flat[len(curves) :]:
         axis.set_visible(False)
     for axis, (name, sides) in zip(axes.flat, curves.items(), strict=False):
@@ -158,13 +155,9 @@ def plot(curves: dict[str, dict[str, list[Curve]]], path: Path) -> None:
                 width = max(1, len(returns) // 20)
                 smooth = np.convolve(returns, np.full(width, 1 / width), "valid")
                 label = side if number == 0 else None
-                axis.plot(
-                    ends[width - 1 :], smooth, color=colour, alpha=0.7, label=label
-                )
+                axis.plot(ends[width - 1 :], smooth, color=colour, alpha=0.7, label=label)
         task = TASKS[name]
-        axis.set(
-            title=f"{task['library']} {task['kind']}\n{task['env']}", xlabel="steps"
-        )
+        axis.set(title=f"{task['library']} {task['kind']}\n{task['env']}", xlabel="steps")
     axes[0][0].legend(frameon=False)
     for line in axes:
         line[0].set_ylabel("return")
@@ -176,20 +169,16 @@ def scores_of(curves: dict[str, dict[str, list[Curve]]]) -> dict[str, object]:
     """Scores, and how likely they are, were the sides of one law."""
     told: dict[str, object] = {}
     for name, sides in curves.items():
-        scores = {
-            side: [score(curve) for curve in some] for side, some in sides.items()
-        }
+        scores = {side: [score(curve) for curve in some] for side, some in sides.items()}
         told[name] = {
             "scores": {s: [round(x, 1) for x in some] for s, some in scores.items()},
             "p_value": {
                 side: round(p_value(scores[SIDES[0]], scores[side]), 3)
-                for side in SIDES[1:] if side in scores
+                for side in SIDES[1:]
+                if side in scores
             },
-            "deals": (
-                f"{DEALS:,} random" if max(map(len, scores.values())) > MAX_EXACT
-                else "all"
-            ),
-        }  # fmt: skip
+            "deals": (f"{DEALS:,} random" if max(map(len, scores.values())) > MAX_EXACT else "all"),
+        }
     return told
 
 
@@ -202,9 +191,7 @@ def trained(names: list[str], seeds: int, steps: int | None) -> dict[str, Any]:
         count = steps or TASKS[name]["steps"]
         with tempfile.TemporaryDirectory() as folder:
             found[name] = {
-                side: [
-                    run(name, side, seed, count, Path(folder)) for seed in range(seeds)
-                ]
+                side: [run(name, side, seed, count, Path(folder)) for seed in range(seeds)]
                 for side in SIDES
             }
     return found
@@ -216,8 +203,7 @@ def read(paths: list[Path]) -> dict[str, Any]:
     for path in paths:
         for name, sides in json.loads(path.read_text()).items():
             found[name] = {
-                side: [np.array(curve) for curve in some]
-                for side, some in sides.items()
+                side: [np.array(curve) for curve in some] for side, some in sides.items()
             }
     return {name: found[name] for name in TASKS if name in found}
 
@@ -245,8 +231,7 @@ def main() -> None:
     if options.keep:
         kept = {
             name: {
-                side: [curve.round(3).tolist() for curve in some]
-                for side, some in sides.items()
+                side: [curve.round(3).tolist() for curve in some] for side, some in sides.items()
             }
             for name, sides in curves.items()
         }

@@ -31,18 +31,22 @@ ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 REFERENCE = {
     "buffer": (
         "Buffers",
-        "buffer", "schema", "batch", "ragged", "ring", "storage.memory_usage",
-        "concatenation", "splitting",
+        "buffer",
+        "schema",
+        "batch",
+        "ragged",
+        "ring",
+        "storage.memory_usage",
+        "concatenation",
+        "splitting",
     ),
     "samplers": ("Samplers", "samplers"),
     "transforms": ("Transforms", "transforms"),
     "loader": ("Loaders", "loader", "limiter"),
     "convert": ("Conversions", "convert", "storage.foreign_zarr"),
-    "tools": (
-        "Tools", "page.launch", "plan", "recording", "repairing", "stats", "verify",
-    ),
+    "tools": ("Tools", "page.launch", "plan", "recording", "repairing", "stats", "verify"),
     "errors": ("Errors and warnings", "errors"),
-}  # fmt: skip
+}
 """Pages of the reference: title, and the modules whose public names they show."""
 EXTENSIONS = (
     "mmreplay.convert.base",
@@ -57,10 +61,16 @@ EXTENSIONS = (
 )
 """Modules for those who add a sampler or a file format."""
 LOADED = {
-    ("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"),
-    ("source", "src"), ("video", "src"), ("audio", "src"), ("object", "data"),
+    ("script", "src"),
+    ("link", "href"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("video", "src"),
+    ("audio", "src"),
+    ("object", "data"),
     ("embed", "src"),
-}  # fmt: skip
+}
 """Attributes whose address a browser loads by itself; links of text are not loaded."""
 
 
@@ -108,9 +118,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         # These stand beside docs/, the site's pages within it.
         text = text.replace("](docs/", "](")
         text = re.sub(
-            r"\]\((" + "|".join(ROOT_PAGES) + ")",
-            lambda match: f"]({match[1].lower()}",
-            text,
+            r"\]\((" + "|".join(ROOT_PAGES) + ")", lambda match: f"]({match[1].lower()}", text
         )
         files.append(File.generated(config, name.lower(), content=text))
     for path, text in reference_pages().items():
@@ -118,15 +126,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(
-    markdown: str, *, page: Page, config: MkDocsConfig, files: Files
-) -> str:
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to pages beside docs/ to their copies in the site; mkdocs calls it."""
     markdown = markdown.replace("](../README.md)", "](index.md)")
     return re.sub(
-        r"\]\(\.\./(" + "|".join(ROOT_PAGES) + ")",
-        lambda match: f"]({match[1].lower()}",
-        markdown,
+        r"\]\(\.\./(" + "|".join(ROOT_PAGES) + ")", lambda match: f"]({match[1].lower()}", markdown
     )
 
 
@@ -141,9 +145,7 @@ class _Loads(HTMLParser):
         given = dict(attrs)
         if tag == "link" and given.get("rel") in ("canonical", "next", "prev"):
             return
-        self.addresses += [
-            value or "" for name, value in attrs if (tag, name) in LOADED
-        ]
+        self.addresses += [value or "" for name, value in attrs if (tag, name) in LOADED]
 
 
 def external_loads(site: Path) -> Iterator[tuple[Path, str]]:
@@ -156,8 +158,7 @@ def external_loads(site: Path) -> Iterator[tuple[Path, str]]:
                 yield path, address
     for path in sorted(site.rglob("*.css")):
         text = path.read_text("utf-8")
-        for address in re.findall(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")]+)",
-                                  text):  # fmt: skip
+        for address in re.findall(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")]+)", text):
             yield path, address
 
 

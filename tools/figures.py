@@ -70,9 +70,7 @@ def prioritized(buffer: mr.ReplayBuffer) -> Any:
 def draw_samplers(target: Path) -> None:
     """The law of four samplers over one ring."""
     buffer = ring()
-    shrinking = mr.EmphasizeRecentSampler(
-        DRAWS // BATCH, eta=0.998, smallest=40, seed=0
-    )
+    shrinking = mr.EmphasizeRecentSampler(DRAWS // BATCH, eta=0.998, smallest=40, seed=0)
     laws = {
         "UniformSampler": mr.UniformSampler(seed=0),
         "PrioritizedSampler, alpha 0.6": prioritized(buffer),
@@ -108,10 +106,13 @@ def draw_window(target: Path) -> None:
             inside = offset in reads
             axis.add_patch(
                 Rectangle(
-                    (offset - 0.45, height - 0.4), 0.9, 0.8, edgecolor="0.7",
+                    (offset - 0.45, height - 0.4),
+                    0.9,
+                    0.8,
+                    edgecolor="0.7",
                     facecolor=colour if inside else "none",
                 )
-            )  # fmt: skip
+            )
         axis.text(5.8, height, name, va="center", fontsize=9)
     axis.set_xlim(-5.6, 11.5)
     axis.set_ylim(-0.6, 2.6)

@@ -76,9 +76,14 @@ def _git(*arguments: str) -> str:
 def code_lines(text: str) -> set[int]:
     """Numbers of the lines that hold code: no blanks, comments or docstrings."""
     skipped = (
-        tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT,
-        tokenize.DEDENT, tokenize.ENDMARKER, tokenize.ENCODING,
-    )  # fmt: skip
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+        tokenize.ENCODING,
+    )
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in skipped:
@@ -112,8 +117,7 @@ def tree(sources: Sources, files: bool = False) -> list[str]:
     total = [0, 0, 0]
     for folder, paths in sorted(folders.items()):
         counts = [
-            (p, len(sources[p].splitlines()), len(code_lines(sources[p])))
-            for p in sorted(paths)
+            (p, len(sources[p].splitlines()), len(code_lines(sources[p]))) for p in sorted(paths)
         ]
         sums = [len(paths), sum(c[1] for c in counts), sum(c[2] for c in counts)]
         total = [a + b for a, b in zip(total, sums, strict=True)]
@@ -178,10 +182,7 @@ def _without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
 def graph_of(sources: Sources, strings: bool = True) -> dict[str, set[str]]:
     """Modules of the package that each of its modules imports."""
     modules = {module_of(path): text for path, text in sources.items()}
-    return {
-        name: imports_of(text, modules, strings) - {name}
-        for name, text in modules.items()
-    }
+    return {name: imports_of(text, modules, strings) - {name} for name, text in modules.items()}
 
 
 def one_importer(graph: Mapping[str, set[str]]) -> list[tuple[str, str]]:
@@ -209,12 +210,12 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     # Who imports from a package's face imports the face: it counts inside its folder.
     inside = {
         name: {
-            other for other in imported
-            if folder(other) == folder(name) or folder(other) == name
-            or folder(name) == other
+            other
+            for other in imported
+            if folder(other) == folder(name) or folder(other) == name or folder(name) == other
         }
         for name, imported in graph.items()
-    }  # fmt: skip
+    }
     reached = {name: _reachable(name, inside) for name in inside}
     groups = {
         frozenset(other for other in reached[name] if name in reached[other])
@@ -314,12 +315,15 @@ def densities(sources: Sources, seed: int) -> list[Density]:
                 own = numbers & _span(node)
                 if len(own) >= LEAST_LINES:
                     long = sum(len(split[n - 1].strip()) for n in own)
-                    functions.append(Density(
-                        f"{path}:{node.lineno} {node.name}",
-                        len(own), long / len(own), _nodes(node) / len(own),
-                    ))  # fmt: skip
-    whole = Density(f"all, {len(sources)} files", lines, characters / lines,
-                    nodes / lines)  # fmt: skip
+                    functions.append(
+                        Density(
+                            f"{path}:{node.lineno} {node.name}",
+                            len(own),
+                            long / len(own),
+                            _nodes(node) / len(own),
+                        )
+                    )
+    whole = Density(f"all, {len(sources)} files", lines, characters / lines, nodes / lines)
     drawn = random.Random(seed).sample(functions, min(SAMPLE, len(functions)))
     mean = _mean(f"mean of {len(functions)} functions", functions)
     return [whole, mean, *sorted(drawn, key=lambda density: density.name)]
@@ -367,9 +371,12 @@ def report(journeys: bool = True) -> Iterator[str]:
     if journeys:
         yield "\nFiles that one call passes through"
         done = subprocess.run(
-            [sys.executable, "-m", "tools.journeys"], cwd=ROOT,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "tools.journeys"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         yield done.stdout.rstrip() or done.stderr.rstrip()
 
 
@@ -380,9 +387,7 @@ def main() -> int:
     )
     parser.add_argument("--tree", action="store_true", help="with every file")
     parser.add_argument("--no-journeys", action="store_true", help="leave them out")
-    parser.add_argument(
-        "--density", metavar="REVISION", help="of git; . is what is here"
-    )
+    parser.add_argument("--density", metavar="REVISION", help="of git; . is what is here")
     parser.add_argument("--seed", type=int, default=0, help="of the ten functions")
     options = parser.parse_args()
     if options.tree:
@@ -390,12 +395,7 @@ def main() -> int:
     elif options.density:
         rows = [("code", "lines", "characters/line", "nodes/line")]
         rows += [
-            (
-                density.name,
-                str(density.lines),
-                f"{density.characters:.1f}",
-                f"{density.nodes:.2f}",
-            )
+            (density.name, str(density.lines), f"{density.characters:.1f}", f"{density.nodes:.2f}")
             for density in densities(at_revision(options.density), options.seed)
         ]
         print("\n".join(columns(rows)))

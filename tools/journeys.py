@@ -118,9 +118,7 @@ def step_of(schema: mr.Schema) -> dict[str, Any]:
     return step
 
 
-def files_of(
-    call: Callable[[], Any], thread: int | None = None
-) -> tuple[tuple[str, ...], Any]:
+def files_of(call: Callable[[], Any], thread: int | None = None) -> tuple[tuple[str, ...], Any]:
     """Call once; return the package's files that it passed through, and its result.
 
     Args:
@@ -186,9 +184,7 @@ def filled(path: Path, schema: mr.Schema, steps: int = FILLED, **options: Any) -
 def kill_a_writer(path: Path) -> None:
     """Kill a process with SIGKILL while it adds to a buffer."""
     command = [sys.executable, "-c", WRITER, str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, cwd=PACKAGE.parent
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=PACKAGE.parent) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.kill()
@@ -224,11 +220,7 @@ def measure(folder: Path) -> list[Journey]:
     journeys.append(Journey("load of a small parquet", route, 36, 61))
     journeys.append(snapshot)
 
-    calls = [
-        *_adds_and_samples(folder),
-        *_prioritized(folder),
-        *_loader(folder),
-    ]
+    calls = [*_adds_and_samples(folder), *_prioritized(folder), *_loader(folder)]
     return calls + journeys
 
 
@@ -312,12 +304,8 @@ def _loader(folder: Path) -> list[Journey]:
             if min(len(drawn), len(taken)) >= REPEATED:
                 break
     return [
-        Journey(
-            "loader, learner's thread: route that draws", most_frequent(drawn), 13, 21
-        ),
-        Journey(
-            "loader, learner's thread: route of workers", most_frequent(taken), 4, 6
-        ),
+        Journey("loader, learner's thread: route that draws", most_frequent(drawn), 13, 21),
+        Journey("loader, learner's thread: route of workers", most_frequent(taken), 4, 6),
     ]
 
 

@@ -44,10 +44,7 @@ ALL_DTYPES = {
         *("uint64", "float16", "float32", "float64", "bfloat16"),
     )
 }
-ENDS = {
-    "terminated": mr.Field((), "bool"),
-    "truncated": mr.Field((), "bool"),
-}
+ENDS = {"terminated": mr.Field((), "bool"), "truncated": mr.Field((), "bool")}
 
 
 @contextmanager
@@ -115,13 +112,16 @@ def env_major(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 48, 2, autoreset="same_step", commit_every=None,
+        folder,
+        schema,
+        48,
+        2,
+        autoreset="same_step",
+        commit_every=None,
         user_metadata={"made by": "tools/make_golden.py", "list": [1, None, "é"]},
-    )  # fmt: skip
+    )
     final = {
-        path.partition("/")[2]: np.stack(
-            [value(schema[path], 9000 + e) for e in (0, 1)]
-        )
+        path.partition("/")[2]: np.stack([value(schema[path], 9000 + e) for e in (0, 1)])
         for path in schema.role_paths("observation")
     }
     for number in range(90):
@@ -151,9 +151,8 @@ def time_major(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 20, 3, layout="time_major", autoreset="next_step",
-        commit_every=None,
-    )  # fmt: skip
+        folder, schema, 20, 3, layout="time_major", autoreset="next_step", commit_every=None
+    )
     _march(buffer, 0, 30)
     buffer.resize(32)
     _march(buffer, 30, 60)
@@ -194,9 +193,7 @@ def large(folder: Path) -> mr.ReplayBuffer:
     for number in range(9):
         if number == 7:
             buffer.close()
-            buffer = mr.ReplayBuffer.open(
-                folder, "r+", on_resume="truncate", commit_every=None
-            )
+            buffer = mr.ReplayBuffer.open(folder, "r+", on_resume="truncate", commit_every=None)
         buffer.add(step(buffer, [number], {"done": [number == 5], "cut": [False]}))
     buffer.close()
     return buffer
@@ -213,9 +210,16 @@ def shards(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 8, 2, engine="zarr", codec="none", chunk_crc32c=True,
-        commit_every=None, autoreset="disabled",
-    )  # fmt: skip
+        folder,
+        schema,
+        8,
+        2,
+        engine="zarr",
+        codec="none",
+        chunk_crc32c=True,
+        commit_every=None,
+        autoreset="disabled",
+    )
     for number in range(23):
         ids = [0, 1] if number % 5 else [1]
         ends = {"terminated": [number == 18] * len(ids)}
@@ -274,9 +278,8 @@ def texts(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 48, 2, heap_bytes=4096, autoreset="same_step",
-        commit_every=None,
-    )  # fmt: skip
+        folder, schema, 48, 2, heap_bytes=4096, autoreset="same_step", commit_every=None
+    )
     for number in range(60):
         ids = [0, 1] if number % 5 else [1]
         ended = {
@@ -304,9 +307,15 @@ def frames(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 20, 3, heap_bytes=4096, layout="time_major",
-        autoreset="next_step", commit_every=None,
-    )  # fmt: skip
+        folder,
+        schema,
+        20,
+        3,
+        heap_bytes=4096,
+        layout="time_major",
+        autoreset="next_step",
+        commit_every=None,
+    )
     for number in range(330):
         ended = {
             "terminated": [(number + e) % 8 == 7 for e in range(3)],
@@ -328,9 +337,16 @@ def prompts(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 32, 2, engine="zarr", codec="none", heap_bytes=4096,
-        autoreset="same_step", commit_every=None,
-    )  # fmt: skip
+        folder,
+        schema,
+        32,
+        2,
+        engine="zarr",
+        codec="none",
+        heap_bytes=4096,
+        autoreset="same_step",
+        commit_every=None,
+    )
     for number in range(170):
         ids = [0, 1] if number % 5 else [1]
         ended = {
@@ -347,10 +363,7 @@ def prompts(folder: Path) -> mr.ReplayBuffer:
     return buffer
 
 
-MAKERS = {
-    "v1": (env_major, time_major, large, shards, packed),
-    "v1_1": (texts, frames, prompts),
-}
+MAKERS = {"v1": (env_major, time_major, large, shards, packed), "v1_1": (texts, frames, prompts)}
 
 
 def describe(folder: Path) -> dict[str, Any]:

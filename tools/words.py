@@ -32,29 +32,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("mmreplay", "tools", "tests")
-KINDS = (
-    "class", "function", "method", "module", "parameter", "attribute", "claim", "local",
-)  # fmt: skip
+KINDS = ("class", "function", "method", "module", "parameter", "attribute", "claim", "local")
 CLASS = frozenset({"class"})
 MODULE = frozenset({"module", "function", "method"})
 """Of short old names of modules, which say something else as a parameter."""
 
 ANYWHERE = ("*",)
-ZARR = (
-    "mmreplay/storage/zarr/*", "mmreplay/storage/foreign_zarr/arrays.py",
-)  # fmt: skip
+ZARR = ("mmreplay/storage/zarr/*", "mmreplay/storage/foreign_zarr/arrays.py")
 """Where rows wait to be sealed; elsewhere a tail is a term of the format."""
 
-EPISODES = (
-    "mmreplay/episodes/*", "mmreplay/samplers/*", "mmreplay/stats*",
-    "mmreplay/buffer/*",
-)  # fmt: skip
+EPISODES = ("mmreplay/episodes/*", "mmreplay/samplers/*", "mmreplay/stats*", "mmreplay/buffer/*")
 """Where it is an episode that runs."""
 
-COMMIT = (
-    "mmreplay/format/*", "mmreplay/storage/*", "mmreplay/episodes/*",
-    "mmreplay/samplers/*",
-)  # fmt: skip
+COMMIT = ("mmreplay/format/*", "mmreplay/storage/*", "mmreplay/episodes/*", "mmreplay/samplers/*")
 """Where numbers of COMMIT are named as docs/format.md names them."""
 
 
@@ -80,9 +70,7 @@ class Rule:
         """Whether a name has to be replaced."""
         if self.kinds and name.kind not in self.kinds:
             return False
-        if self.where != ANYWHERE and not any(
-            fnmatch(name.path, w) for w in self.where
-        ):
+        if self.where != ANYWHERE and not any(fnmatch(name.path, w) for w in self.where):
             return False
         words, old = words_of(name.name), words_of(self.old)
         if not self.within:
@@ -302,7 +290,8 @@ EXCEPTIONS = [
     Exempt("cut", "CUT", ANYWHERE, "a flag of the format"),
     Exempt("lease", "*[lL]ease*", SERVERS, "a key of writers.json"),
     Exempt(
-        "lease", "*[lL]ease*",
+        "lease",
+        "*[lL]ease*",
         ("mmreplay/samplers/uses.py", "tests/samplers/test_uses*"),
         "UseCounter(lease_s=), public: rows that wait to be acknowledged",
     ),
@@ -320,95 +309,90 @@ EXCEPTIONS = [
     Exempt("whole", "whole", ("mmreplay/stats.py",), "EpisodeTable.whole: public"),
     Exempt("part", "Part", ("mmreplay/splitting*",), "public: what split returns"),
     Exempt(
-        "part", "*part*", ("tests/test_splitting.py", "tests/frozen/*"),
+        "part",
+        "*part*",
+        ("tests/test_splitting.py", "tests/frozen/*"),
         "public: what split returns",
     ),
+    Exempt("part", "parts", ("mmreplay/samplers/*",), "Sampler.parts, of the protocol"),
+    Exempt("part", "*part*", ("tests/samplers/*",), "Sampler.parts, of the protocol"),
     Exempt(
-        "part", "parts", ("mmreplay/samplers/*",), "Sampler.parts, of the protocol"
-    ),
-    Exempt(
-        "part", "*part*", ("tests/samplers/*",), "Sampler.parts, of the protocol"
-    ),
-    Exempt(
-        "part", "*part*",
+        "part",
+        "*part*",
         ("tests/convert/test_safetensors*", "tests/convert/test_parquet*"),
         "files of an export in parts: part_bytes and mmreplay.part",
     ),
+    Exempt("part", "part", ("mmreplay/episodes/starts.py",), "SubsetStarts(base, part)"),
     Exempt(
-        "part", "part", ("mmreplay/episodes/starts.py",), "SubsetStarts(base, part)"
-    ),
-    Exempt(
-        "home", "home",
+        "home",
+        "home",
         (
-            "mmreplay/episodes/*", "mmreplay/samplers/*", "mmreplay/buffer/*",
-            "tests/contracts/sampler.py", "tests/samplers/moving.py",
+            "mmreplay/episodes/*",
+            "mmreplay/samplers/*",
+            "mmreplay/buffer/*",
+            "tests/contracts/sampler.py",
+            "tests/samplers/moving.py",
             "tools/bench/simulated.py",
         ),
         "StartView.home, of the documented view",
     ),
+    Exempt("follow", "follow", ("mmreplay/samplers/prior*",), "PriorityStore.follow(view)"),
     Exempt(
-        "follow", "follow", ("mmreplay/samplers/prior*",), "PriorityStore.follow(view)"
-    ),
-    Exempt(
-        "home", "home", ("mmreplay/adapters/*",),
+        "home",
+        "home",
+        ("mmreplay/adapters/*",),
         "in pickles of memories; public, and the pickles of tests/frozen have it",
     ),
     Exempt(
-        "home", "home", ("mmreplay/convert/registry.py",),
+        "home",
+        "home",
+        ("mmreplay/convert/registry.py",),
         "Format.home, which entry points of other packages pass",
     ),
     Exempt(
-        "user", "user", ("mmreplay/convert/description.py",),
+        "user",
+        "user",
+        ("mmreplay/convert/description.py",),
         "Description.user, for writers of formats; the JSON key",
     ),
-    Exempt(
-        "between", "between", ("mmreplay/convert/base.py",), "deprecated: Block.rows"
-    ),
-    Exempt(
-        "taken", "taken", ("mmreplay/convert/base.py",), "deprecated: Block.select"
-    ),
+    Exempt("between", "between", ("mmreplay/convert/base.py",), "deprecated: Block.rows"),
+    Exempt("taken", "taken", ("mmreplay/convert/base.py",), "deprecated: Block.select"),
     Exempt("tell", "tell", ("mmreplay/convert/parquet.py",), "a file to pyarrow"),
     Exempt(
-        "part", "part_bytes", ("mmreplay/convert/safetensors.py",),
-        "public: an option of export",
+        "part", "part_bytes", ("mmreplay/convert/safetensors.py",), "public: an option of export"
     ),
-    Exempt(
-        "held", "held", ("mmreplay/recording/*",),
-        "RecordReport.held, public and a JSON key",
-    ),
+    Exempt("held", "held", ("mmreplay/recording/*",), "RecordReport.held, public and a JSON key"),
     Exempt("held", "held", ("mmreplay/adapters/tmrl/*",), "in pickles of memories"),
     Exempt(
-        "held", "held", ("mmreplay/adapters/common/*", "mmreplay/adapters/skrl/*"),
+        "held",
+        "held",
+        ("mmreplay/adapters/common/*", "mmreplay/adapters/skrl/*"),
         "a public attribute of memories that tests/frozen records",
     ),
     Exempt(
-        "found", "found", ("mmreplay/convert/registry.py",),
-        "a parameter of its public functions",
+        "found", "found", ("mmreplay/convert/registry.py",), "a parameter of its public functions"
     ),
-    Exempt(
-        "cut", "cut_at", ("mmreplay/adapters/pytorchrl/*",), "in pickles of storages"
-    ),
-    Exempt(
-        "cut", "cuts", ("mmreplay/repairing/*",),
-        "RepairReport.cuts, public and a JSON key",
-    ),
+    Exempt("cut", "cut_at", ("mmreplay/adapters/pytorchrl/*",), "in pickles of storages"),
+    Exempt("cut", "cuts", ("mmreplay/repairing/*",), "RepairReport.cuts, public and a JSON key"),
     Exempt("cut", "cut_epoch", ANYWHERE, "a field of COMMIT and of STATE"),
     Exempt("cut", "cuts", ("mmreplay/episodes/starts.py",), "a field of COMMIT"),
     Exempt("taken", "taken", ("mmreplay/samplers/base.py",), "public: Draw.taken"),
-    Exempt(
-        "place", "places", ("mmreplay/samplers/base.py",), "public: Draw.taken(places)"
-    ),
+    Exempt("place", "places", ("mmreplay/samplers/base.py",), "public: Draw.taken(places)"),
     Exempt("given", "given", ("mmreplay/samplers/random.py",), "in pickles"),
     Exempt(
-        "headless", "headless",
+        "headless",
+        "headless",
         (
-            "mmreplay/episodes/*", "mmreplay/samplers/episode.py", "mmreplay/stats.py",
+            "mmreplay/episodes/*",
+            "mmreplay/samplers/episode.py",
+            "mmreplay/stats.py",
             "tests/combinations/twin.py",
         ),
         "public: EpisodeTable.headless, EpisodeSampler(headless=)",
     ),
     Exempt(
-        "running", "running",
+        "running",
+        "running",
         ("mmreplay/episodes/*", "mmreplay/samplers/episode.py", "mmreplay/stats.py"),
         "public: EpisodeTable.running, EpisodeSampler(running=)",
     ),
@@ -416,10 +400,9 @@ EXCEPTIONS = [
     Exempt("least", "least", ("mmreplay/samplers/episode.py",), "return_within(least)"),
     Exempt("most", "most", ("mmreplay/samplers/episode.py",), "return_within(most)"),
     Exempt(
-        "sizes", "sizes", ("mmreplay/buffer/*", "mmreplay/episodes/*"),
-        "public: ReplayBuffer.sizes",
+        "sizes", "sizes", ("mmreplay/buffer/*", "mmreplay/episodes/*"), "public: ReplayBuffer.sizes"
     ),
-]  # fmt: skip
+]
 """Names that stay, and why."""
 
 
@@ -543,9 +526,7 @@ def sources(folders: Iterable[str]) -> Iterator[Path]:
             yield from sorted((ROOT / folder).rglob(f"*.{suffix}"))
 
 
-def search(
-    folders: Iterable[str] = FOLDERS, local: bool = False
-) -> list[tuple[Name, Rule]]:
+def search(folders: Iterable[str] = FOLDERS, local: bool = False) -> list[tuple[Name, Rule]]:
     """All names that are to be replaced, and the rules that they break."""
     return [
         (name, rule)

@@ -53,9 +53,7 @@ class Catch(gym.Env[NDArray[np.uint8], int]):
         self._drift = int(self.np_random.choice([-1, 1]))
         return self._frame(), {}
 
-    def step(
-        self, action: int
-    ) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
         """Move the paddle and the ball."""
         self._paddle = int(np.clip(self._paddle + int(action) - 1, 0, WIDTH - 1))
         if not 0 <= self._column + self._drift < WIDTH:
@@ -141,9 +139,13 @@ class DiskReplay:
         self._batch = self._buffer.sample(batch_size)
         batch = self._batch.torch()
         return Transitions(
-            batch["observation"], batch["action"], batch["reward"].float(),
-            batch["next_observation"], batch["discount"].float(), batch.weights,
-        )  # fmt: skip
+            batch["observation"],
+            batch["action"],
+            batch["reward"].float(),
+            batch["next_observation"],
+            batch["discount"].float(),
+            batch.weights,
+        )
 
     def update_priorities(self, errors: NDArray[np.float32]) -> None:
         """Tell the errors of the batch drawn last."""
@@ -202,9 +204,13 @@ class RamReplay:
         arrays = [torch.as_tensor(np.array(column)) for column in columns]
         observation, action, reward, following, discount = arrays
         return Transitions(
-            observation, action, reward.float(), following, discount.float(),
+            observation,
+            action,
+            reward.float(),
+            following,
+            discount.float(),
             torch.as_tensor(weights / weights.max(), dtype=torch.float32),
-        )  # fmt: skip
+        )
 
     def update_priorities(self, errors: NDArray[np.float32]) -> None:
         """Tell the errors of the batch drawn last."""
@@ -233,16 +239,18 @@ class Agent:
         inputs = int(np.prod(shape)) * task.stack
         self._online = self._network(inputs)
         self._target = self._network(inputs)
-        self._optimizer = torch.optim.Adam(
-            self._online.parameters(), task.learning_rate
-        )
+        self._optimizer = torch.optim.Adam(self._online.parameters(), task.learning_rate)
         self.copy()
 
     def _network(self, inputs: int) -> nn.Module:
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(inputs, 128), nn.ReLU(),
-            nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, self._actions),
-        )  # fmt: skip
+            nn.Flatten(),
+            nn.Linear(inputs, 128),
+            nn.ReLU(),
+            nn.Linear(128, 128),
+            nn.ReLU(),
+            nn.Linear(128, self._actions),
+        )
 
     def copy(self) -> None:
         """Let the target network be what the online one is now."""
@@ -267,9 +275,7 @@ class Agent:
             following = self.values(self._target, batch.next_observation)[rows, best]
             goal = batch.reward + batch.discount * following
         guess = self.values(self._online, batch.observation)[rows, batch.action]
-        loss = batch.weights * nn.functional.smooth_l1_loss(
-            guess, goal, reduction="none"
-        )
+        loss = batch.weights * nn.functional.smooth_l1_loss(guess, goal, reduction="none")
         self._optimizer.zero_grad()
         loss.mean().backward()
         nn.utils.clip_grad_norm_(self._online.parameters(), 10.0)
@@ -294,9 +300,12 @@ def train(task: Task, replay: Replay, seed: int) -> float:
         action = agent.act(seen) if greedy else int(rng.integers(env.action_space.n))
         following, reward, terminated, truncated, _ = env.step(action)
         step = {
-            "observation": observation, "action": action, "reward": float(reward),
-            "terminated": terminated, "truncated": truncated,
-        }  # fmt: skip
+            "observation": observation,
+            "action": action,
+            "reward": float(reward),
+            "terminated": terminated,
+            "truncated": truncated,
+        }
         replay.add(step, following)
         observation = following
         if terminated or truncated:

@@ -86,9 +86,11 @@ class Learner:
     def save(self) -> None:
         """Replace the checkpoint in one step."""
         state = {
-            "policy": self.policy.state_dict(), "trained": self.trained,
-            "optimizer": self.optimizer.state_dict(), "ticket": self.ticket,
-        }  # fmt: skip
+            "policy": self.policy.state_dict(),
+            "trained": self.trained,
+            "optimizer": self.optimizer.state_dict(),
+            "ticket": self.ticket,
+        }
         torch.save(state, f"{self.path}.new")
         os.replace(f"{self.path}.new", self.path)
 
@@ -129,10 +131,13 @@ def answer(buffer: mr.ReplayBuffer, learner: Learner, group: int) -> None:
             logp = chances.log_prob(letters).numpy()
         answers = [row[: [*row, END].index(END) + 1] for row in letters.tolist()]
         buffer.extend(
-            group=[group] * missing, prompt=[prompt] * missing, tokens=answers,
+            group=[group] * missing,
+            prompt=[prompt] * missing,
+            tokens=answers,
             logp=[row[: len(a)] for row, a in zip(logp, answers, strict=True)],
-            version=[len(learner.trained)] * missing, reward=[np.nan] * missing,
-        )  # fmt: skip
+            version=[len(learner.trained)] * missing,
+            reward=[np.nan] * missing,
+        )
 
 
 def judge(buffer: mr.ReplayBuffer, group: int) -> None:
@@ -158,9 +163,7 @@ def train(folder: Path, num_groups: int) -> list[tuple[float, list[int]]]:
         buffer = mr.ReplayBuffer.open(replay, "r+", sampler=sampler)
     else:
         heap = mr.plan_buffer(SCHEMA, CAPACITY, lengths=TYPICAL).heap_bytes
-        buffer = mr.ReplayBuffer.create(
-            replay, SCHEMA, CAPACITY, heap_bytes=heap, sampler=sampler
-        )
+        buffer = mr.ReplayBuffer.create(replay, SCHEMA, CAPACITY, heap_bytes=heap, sampler=sampler)
     with buffer:
         if learner.ticket is not None:
             print(f"goes on after {learner.progress(num_groups)}", file=sys.stderr)

@@ -71,19 +71,14 @@ def minari_steps(dataset: minari.MinariDataset) -> tuple[Draw, int]:
         parts["reward"].append(episode.rewards)
         parts["terminated"].append(episode.terminations)
     whole = {name: np.concatenate(each) for name, each in parts.items()}
-    return lambda numbers: {
-        n: v[numbers] for n, v in whole.items()
-    }, dataset.total_steps
+    return lambda numbers: {n: v[numbers] for n, v in whole.items()}, dataset.total_steps
 
 
 def buffer_steps(buffer: mr.ReplayBuffer) -> tuple[Draw, int]:
     """Steps as the buffer gives them, read from disk batch by batch."""
     found = buffer.episodes.episodes(0)
     positions = np.concatenate(
-        [
-            np.arange(begin, end)
-            for begin, end in zip(found.begin, found.end, strict=True)
-        ]
+        [np.arange(begin, end) for begin, end in zip(found.begin, found.end, strict=True)]
     )
 
     def draw(numbers: NDArray[np.int64]) -> Batch:
@@ -97,11 +92,7 @@ def buffer_steps(buffer: mr.ReplayBuffer) -> tuple[Draw, int]:
 def network(outputs: int) -> nn.Sequential:
     """Two layers of 64."""
     return nn.Sequential(
-        nn.Linear(4, 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, outputs),
+        nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs)
     )
 
 
@@ -135,9 +126,7 @@ def train(draw: Draw, count: int, updates: int, seed: int) -> nn.Sequential:
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            for old, new in zip(
-                slow.parameters(), action_values.parameters(), strict=True
-            ):
+            for old, new in zip(slow.parameters(), action_values.parameters(), strict=True):
                 old.lerp_(new, 0.005)
     return policy
 
@@ -174,8 +163,9 @@ def main() -> None:
         found = {}
         with mr.ReplayBuffer.open(Path(home) / "buffer") as buffer:
             for kind, (draw, count) in (
-                ("minari", minari_steps(dataset)), ("buffer", buffer_steps(buffer)),
-            ):  # fmt: skip
+                ("minari", minari_steps(dataset)),
+                ("buffer", buffer_steps(buffer)),
+            ):
                 policy = train(draw, count, chosen.updates, chosen.seed)
                 found[kind] = score(policy)
         print(json.dumps({"steps": count, **found}))

@@ -54,10 +54,13 @@ class Player:
             following, reward, terminated, truncated, _ = self.env.step(action)
             done = terminated or truncated
             self.writer.add(
-                observation=self.observation, action=action, reward=float(reward),
-                terminated=terminated, truncated=truncated,
+                observation=self.observation,
+                action=action,
+                reward=float(reward),
+                terminated=terminated,
+                truncated=truncated,
                 final_observation=following if done else None,
-            )  # fmt: skip
+            )
             self.observation = self.env.reset()[0] if done else following
         return float(np.mean(self.env.return_queue))
 

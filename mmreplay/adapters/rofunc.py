@@ -66,6 +66,12 @@ class RandomMemory(memory.RandomMemory, Memory):
         that this machine lacks stays; `create_tensor` refuses it.
         """
         super().__init__(
-            memory_size, num_envs, device, export, export_format, export_directory,
-            replacement, **options,
-        )  # fmt: skip
+            memory_size,
+            num_envs,
+            device,
+            export,
+            export_format,
+            export_directory,
+            replacement,
+            **options,
+        )

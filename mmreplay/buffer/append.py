@@ -32,17 +32,8 @@ from mmreplay.buffer.validation import StepValidator, note_progress
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
-from mmreplay.episodes.rules import (
-    MIN_ENDS,
-    MIN_KNOWN_ENDS,
-    find_reset_rows,
-)
-from mmreplay.errors import (
-    AutoresetWarning,
-    ReplayError,
-    SchemaError,
-    frames_to_caller,
-)
+from mmreplay.episodes.rules import MIN_ENDS, MIN_KNOWN_ENDS, find_reset_rows
+from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError, frames_to_caller
 from mmreplay.format.heap import comparable
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Run, runs
@@ -88,9 +79,14 @@ class Appender:
     """
 
     def __init__(
-        self, store: Store, commit: WritableCommitState, committer: Committer | None,
-        schema: Schema, autoreset: str, row_nbytes: int,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        commit: WritableCommitState,
+        committer: Committer | None,
+        schema: Schema,
+        autoreset: str,
+        row_nbytes: int,
+    ) -> None:
         """Continue after the rows that are published.
 
         Args:
@@ -108,8 +104,7 @@ class Appender:
         self.validator = StepValidator(schema, ring.num_envs)
         self._fields = schema.fields
         self.owner = ProcessGuard(
-            "this buffer was opened for writing",
-            "Open the path with mode='r' in the child",
+            "this buffer was opened for writing", "Open the path with mode='r' in the child"
         )
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
@@ -148,9 +143,7 @@ class Appender:
         if self._values is not None:
             self._values.ask_before(callback)
 
-    def start_from(
-        self, heads: Array, tails: Array, heap_heads: Array | None = None
-    ) -> None:
+    def start_from(self, heads: Array, tails: Array, heap_heads: Array | None = None) -> None:
         """Publish rows that a copy put into the store, and into its heap."""
         heads = heads.copy()
         self._commit.publish(heads, heads, tails, heap_heads)
@@ -242,14 +235,10 @@ class Appender:
         if self.owner.num_forks != process.num_forks:
             self.owner.check()
         committer = self._committer
-        if committer is not None and (
-            committer.failure is not None or committer.commit_overdue
-        ):
+        if committer is not None and (committer.failure is not None or committer.commit_overdue):
             committer.check()
 
-    def try_add(
-        self, data: Mapping[str, object], after: Heads | None = None
-    ) -> Heads | None:
+    def try_add(self, data: Mapping[str, object], after: Heads | None = None) -> Heads | None:
         """Add one step of each environment, if no value needs a conversion.
 
         Args:
@@ -316,10 +305,7 @@ class Appender:
         return heads
 
     def add(
-        self,
-        data: Mapping[str, object],
-        final_observation: object = None,
-        env_ids: object = None,
+        self, data: Mapping[str, object], final_observation: object = None, env_ids: object = None
     ) -> Heads:
         """Add one step of each environment, or of some; see `ReplayBuffer.add`.
 
@@ -453,9 +439,7 @@ class Appender:
             self._flags.forget(emptied, heads[emptied] > 0)
         self._set_published(heads, limits, tails)
 
-    def _final(
-        self, observation: object, lead: tuple[int, ...], columns: Columns
-    ) -> Columns:
+    def _final(self, observation: object, lead: tuple[int, ...], columns: Columns) -> Columns:
         """Check final observations of steps; see `StepValidator.final`."""
         if self._autoreset == "next_step":
             raise SchemaError(
@@ -479,10 +463,7 @@ class Appender:
             self._committer.wake()
 
     def extend(
-        self,
-        data: Mapping[str, object],
-        final_observation: object = None,
-        env_ids: object = None,
+        self, data: Mapping[str, object], final_observation: object = None, env_ids: object = None
     ) -> None:
         """Add many steps of each environment, or of some; see `ReplayBuffer.extend`."""
         columns: Columns
@@ -508,9 +489,7 @@ class Appender:
                 flags = self._flags.steps(columns, steps)
             # Of final rows most values are left out, row by row.
             rows_alone = flags is not None and (
-                self._values is None
-                or self._autoreset != "next_step"
-                or not (flags & FINAL).any()
+                self._values is None or self._autoreset != "next_step" or not (flags & FINAL).any()
             )
             if flags is not None and rows_alone:
                 contiguous = plain is not None
@@ -520,9 +499,7 @@ class Appender:
                 if (values := self._values) is not None:
                     columns, value_bytes = values.spans(columns)
                     if final is not None:
-                        final, value_bytes = values.behind(
-                            *values.spans(final), value_bytes
-                        )
+                        final, value_bytes = values.behind(*values.spans(final), value_bytes)
                 elif plain is not None and self._ring.num_envs == 1:
                     columns = {
                         path: column.reshape(steps, 1, *self._fields[path].shape)
@@ -533,9 +510,7 @@ class Appender:
                 self._num_ends += ends
                 self._check_ends()
 
-    def _add_together(
-        self, columns: Columns, flags: NDArray[np.uint8], *, contiguous: bool
-    ) -> int:
+    def _add_together(self, columns: Columns, flags: NDArray[np.uint8], *, contiguous: bool) -> int:
         """Write and publish blocks of steps of all environments, at equal heads.
 
         Args:
@@ -626,9 +601,7 @@ class Appender:
         self._commit.publish(heads, self._limits, self._tails, heap_heads)
         self._note_rows(heads, head + count, block_flags)
 
-    def _note_rows(
-        self, heads: Array, head: int, block_flags: NDArray[np.uint8]
-    ) -> None:
+    def _note_rows(self, heads: Array, head: int, block_flags: NDArray[np.uint8]) -> None:
         """Note a block that was published, and the head after it."""
         self._flags.note_all(block_flags[-1])
         self._common_head = head
@@ -638,9 +611,13 @@ class Appender:
             self._wake_committer()
 
     def _add_apart(
-        self, columns: Columns, steps: int, final: Columns | None, ids: Array | None,
+        self,
+        columns: Columns,
+        steps: int,
+        final: Columns | None,
+        ids: Array | None,
         value_bytes: ValueBytes,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """The same at heads that differ, of some environments, or with final rows.
 
         Args:
@@ -672,9 +649,8 @@ class Appender:
         return ends
 
     def _add_block(
-        self, columns: Columns, final: Columns | None, ids: Array | None,
-        value_bytes: ValueBytes,
-    ) -> int:  # fmt: skip
+        self, columns: Columns, final: Columns | None, ids: Array | None, value_bytes: ValueBytes
+    ) -> int:
         """Write and publish one block of `_add_apart`, or as much as the heap takes.
 
         Returns:
@@ -869,10 +845,7 @@ class FastAppend:
     """
 
     def __init__(
-        self,
-        store: MemmapStore,
-        writers: tuple[MappedWriter, MappedWriter],
-        commit: CommitWriter,
+        self, store: MemmapStore, writers: tuple[MappedWriter, MappedWriter], commit: CommitWriter
     ) -> None:
         """Begin without a reservation.
 
@@ -965,12 +938,7 @@ class FastAppend:
         return heads
 
     def extend(
-        self,
-        columns: Columns,
-        skipped: int,
-        flags: NDArray[np.uint8],
-        row: int,
-        heads: Array,
+        self, columns: Columns, skipped: int, flags: NDArray[np.uint8], row: int, heads: Array
     ) -> bool:
         """Store and publish a block below the limits.
 
@@ -985,11 +953,7 @@ class FastAppend:
             Whether the block was added; if not, nothing was stored.
         """
         commit, stride, stop = self._commit, self._stride, row + flags.size
-        if (
-            not self.stores
-            or commit.heap_tails is not None
-            or stop > self._slots * self._envs
-        ):
+        if not self.stores or commit.heap_tails is not None or stop > self._slots * self._envs:
             return False
         records, marks = self._writers
         fresh = self._fresh_rows()
@@ -1001,10 +965,19 @@ class FastAppend:
         live = commit.next_live
         try:
             self._extend(
-                columns, skipped, flags, records.mapping, row, marks.mapping,
-                commit.mapping, commit.size * live, next(commit.numbers), heads,
-                commit.limits, commit.tails,
-            )  # fmt: skip
+                columns,
+                skipped,
+                flags,
+                records.mapping,
+                row,
+                marks.mapping,
+                commit.mapping,
+                commit.size * live,
+                next(commit.numbers),
+                heads,
+                commit.limits,
+                commit.tails,
+            )
             commit.next_live = BOTH_LIVE - live
             commit.heads, commit.published = heads, (heads, commit.tails, None)
         except BaseException:
@@ -1055,9 +1028,16 @@ class FastAppend:
         self._limits = NONE
         until = min(records.until, flags.until)
         self._kernel.reserve(
-            records.mapping, flags.mapping, commit.mapping, limits, tails,
-            low, high, until, *(() if heap_tails is None else (heap_tails,)),
-        )  # fmt: skip
+            records.mapping,
+            flags.mapping,
+            commit.mapping,
+            limits,
+            tails,
+            low,
+            high,
+            until,
+            *(() if heap_tails is None else (heap_tails,)),
+        )
         self._low, self._high, self._until = low, high, until
         self._heap_tails = heap_tails
         self._limits, self._tails = limits, tails

@@ -30,12 +30,8 @@ from mmreplay.buffer import opening
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.reader import identity_of
-from mmreplay.buffer.statistics import (
-    FILE_NAME as STATISTICS,
-)
-from mmreplay.buffer.statistics import (
-    MAX_NBYTES as STATISTICS_NBYTES,
-)
+from mmreplay.buffer.statistics import FILE_NAME as STATISTICS
+from mmreplay.buffer.statistics import MAX_NBYTES as STATISTICS_NBYTES
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.disk.pause import Pause
@@ -50,13 +46,7 @@ from mmreplay.errors import (
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.heap import legal, nbytes_of
 from mmreplay.samplers import priority_file
-from mmreplay.samplers.priority_file import (
-    KINDS,
-    NAME,
-    PRIORITIES,
-    STATE,
-    StateRecord,
-)
+from mmreplay.samplers.priority_file import KINDS, NAME, PRIORITIES, STATE, StateRecord
 from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
@@ -109,11 +99,7 @@ class FileCopy:
     how: How = "copy"
 
     def __init__(
-        self,
-        opened: OpenFiles,
-        store: CheckedStore,
-        columns: Pairs,
-        progress: Progress | None,
+        self, opened: OpenFiles, store: CheckedStore, columns: Pairs, progress: Progress | None
     ) -> None:
         """Read which rows are alive.
 
@@ -246,9 +232,7 @@ class FileCopy:
         stop = min(stop, first + ring.slots)
         yield from self._split(np.arange(ring.num_envs), first, stop, size)
 
-    def _split(
-        self, ids: Array, first: int, stop: int, size: int
-    ) -> Iterator[CopyChunk]:
+    def _split(self, ids: Array, first: int, stop: int, size: int) -> Iterator[CopyChunk]:
         """Split a range of positions into chunks of at most size slots."""
         slots = self._ring.slots
         while first < stop:
@@ -320,10 +304,7 @@ class FileCopy:
             # From here on blocks were copied whole, with checksums if committed.
             complete = -(-int(self.lost[env_id]) // size)
             summed = max(complete, int(self._summed[env_id]) // size)
-            for begin, end in (
-                (first, min(complete, stop)),
-                (max(summed, first), stop),
-            ):
+            for begin, end in ((first, min(complete, stop)), (max(summed, first), stop)):
                 sums = [self._store.checksum(env_id, b) for b in range(begin, end)]
                 if sums:
                     self._store.write_sums(env_id, begin, np.array(sums, np.uint32))
@@ -369,9 +350,7 @@ class PriorityCopies:
             record = priority_file.read_record(folder, self._home, data, identity)
             if record is None:
                 return
-            kind = next(
-                (each for each in KINDS if (folder / each.file).exists()), PRIORITIES
-            )
+            kind = next((each for each in KINDS if (folder / each.file).exists()), PRIORITIES)
             nbytes = kind.itemsize * metadata.ring.num_rows
             numbers = File.open(folder / kind.file, nbytes)
             try:
@@ -402,9 +381,16 @@ class PriorityCopies:
             try:
                 device, inode, birth = state.identity()
                 record = StateRecord(
-                    1, metadata.generation, priority_file.CLEAN, process.boot_id(),
-                    metadata.uuid, device, inode, np.minimum(seen, heads), birth=birth,
-                )  # fmt: skip
+                    1,
+                    metadata.generation,
+                    priority_file.CLEAN,
+                    process.boot_id(),
+                    metadata.uuid,
+                    device,
+                    inode,
+                    np.minimum(seen, heads),
+                    birth=birth,
+                )
                 state.pwrite(record.encode(), 0)
                 state.sync()
             finally:
@@ -424,9 +410,7 @@ def _folders(root: Path) -> list[Path]:
     return [
         root / name
         for name in files.names(root)
-        if NAME.fullmatch(name)
-        and (root / name).is_dir()
-        and not (root / name).is_symlink()
+        if NAME.fullmatch(name) and (root / name).is_dir() and not (root / name).is_symlink()
     ]
 
 
@@ -444,11 +428,7 @@ class ShardCopy(FileCopy):
     """
 
     def __init__(
-        self,
-        opened: OpenFiles,
-        store: CheckedStore,
-        columns: Pairs,
-        progress: Progress | None,
+        self, opened: OpenFiles, store: CheckedStore, columns: Pairs, progress: Progress | None
     ) -> None:
         """Read which rows are alive; see `FileCopy`."""
         super().__init__(opened, store, columns, progress)
@@ -484,9 +464,7 @@ class ShardCopy(FileCopy):
         self._forget_lost()
         self._publish()
 
-    def _split(
-        self, ids: Array, first: int, stop: int, size: int
-    ) -> Iterator[CopyChunk]:
+    def _split(self, ids: Array, first: int, stop: int, size: int) -> Iterator[CopyChunk]:
         """Split a range of positions into chunks of one shard each."""
         while first < stop:
             end = min(stop, (first // self._steps + 1) * self._steps)
@@ -566,9 +544,12 @@ class ShardCopy(FileCopy):
             assert commit.heap_heads is not None
             assert commit.heap_tails is not None
             references, data, illegal = source.take_values(
-                path, rows, commit.heap_tails[ids], commit.heap_heads[ids],
+                path,
+                rows,
+                commit.heap_tails[ids],
+                commit.heap_heads[ids],
                 lambda nbytes: np.empty(nbytes, np.uint8),
-            )  # fmt: skip
+            )
             # Only those that were not overwritten before now are this lap's.
             env = np.array([env_id])
             self._recheck(np.array([first]), np.array([stop]), env)
@@ -652,9 +633,7 @@ class ShardCopy(FileCopy):
         """Make the links durable, and write the shard index."""
         for array in self._arrays.values():
             files.sync_folder(self._target / group.FOLDER / array.name)
-        file = File.open(
-            self._target / FILE_NAME, self._count * DTYPE.itemsize, writable=True
-        )
+        file = File.open(self._target / FILE_NAME, self._count * DTYPE.itemsize, writable=True)
         states = ShardStates(file, mapped=False)
         try:
             for number in sorted(self._sealed):
@@ -667,9 +646,7 @@ class ShardCopy(FileCopy):
 def _staging_names(store: CheckedStore) -> set[str]:
     """Names of the staging files whose rows shards hold once they are sealed."""
     large = record_layout(store.schema).large
-    mutable = {
-        name for path, name in large.items() if store.schema.fields[path].mutable
-    }
+    mutable = {name for path, name in large.items() if store.schema.fields[path].mutable}
     return {file.path.name for file in store.files} - {FLAGS, SUMS} - mutable
 
 
@@ -736,24 +713,17 @@ def snapshot(
             priorities = PriorityCopies(opened, source, target)
             stack.callback(priorities.close)
             copied = copy_files(opened, new, priorities.pairs, progress)
-            new.finish(
-                copied.heads, copied.tails, copied.heap_heads, copied.heap_tails,
-                seal=False,
-            )  # fmt: skip
+            new.finish(copied.heads, copied.tails, copied.heap_heads, copied.heap_tails, seal=False)
             priorities.finish(copied.heads)
         _copy_statistics(source, target)
         new.publish()
         return Snapshot(
-            target, copied.how, copied.tails, copied.heads, copied.cut_rows,
-            copied.nbytes,
-        )  # fmt: skip
+            target, copied.how, copied.tails, copied.heads, copied.cut_rows, copied.nbytes
+        )
 
 
 def copy_files(
-    opened: OpenFiles,
-    target: NewGeneration,
-    columns: Pairs = (),
-    progress: Progress | None = None,
+    opened: OpenFiles, target: NewGeneration, columns: Pairs = (), progress: Progress | None = None
 ) -> FileCopy:
     """Copy the files of a generation that is being written into a new one.
 

@@ -176,9 +176,7 @@ def replace_generation(
     return fresh
 
 
-def _replace_in_memory(
-    reader: GenerationReader, metadata: Metadata, fill: Fill
-) -> OpenFiles:
+def _replace_in_memory(reader: GenerationReader, metadata: Metadata, fill: Fill) -> OpenFiles:
     fresh = opening.create_memory(metadata)
     tails, heap_heads, _ = copy_rows(reader, fresh.store, fill)
     assert fresh.appender is not None
@@ -205,10 +203,7 @@ def _no_space(
 ) -> FullError:
     """Say what was missing: both rings are on the disk until one of them is whole."""
     lengths = np.minimum(reader.span.lengths, metadata.ring.capacity)
-    needed, free = (
-        disk_space.ring_nbytes(metadata, lengths),
-        disk_space.free_nbytes(path),
-    )
+    needed, free = (disk_space.ring_nbytes(metadata, lengths), disk_space.free_nbytes(path))
     # The size of shards is unknown until they are written.
     minimum = format_size(needed) if needed else "disk space"
     return FullError(
@@ -220,10 +215,7 @@ def _no_space(
 
 
 def copy_rows(
-    reader: GenerationReader,
-    store: Store,
-    fill: Fill = None,
-    progress: Progress | None = None,
+    reader: GenerationReader, store: Store, fill: Fill = None, progress: Progress | None = None
 ) -> tuple[Ids, Ids | None, Ids | None]:
     """Copy the newest rows that fit into the ring and, with their values, the heap.
 
@@ -276,9 +268,7 @@ def copy_rows(
             if not len(positions):
                 continue
             ids = np.full(len(positions), env_id)
-            rows_read = reader.gather_rows(
-                ids, positions, reader.limits_before, copied=True
-            )
+            rows_read = reader.gather_rows(ids, positions, reader.limits_before, copied=True)
             columns: Columns = rows_read.fields
             for path, value in (fill or {}).items():
                 rows_read.fields[path] = (
@@ -422,11 +412,13 @@ def _described(
         group.check_names(metadata.schema)
         engine = "zarr"
         heap_rows = metadata_file.rows_of_heap(metadata.heap_nbytes, metadata.schema)
-        sharding = Sharding.sized(
-            codec, ring, row_nbytes, level, chunk_crc32c, heap_rows
-        )
+        sharding = Sharding.sized(codec, ring, row_nbytes, level, chunk_crc32c, heap_rows)
         ring = sharding.fit(ring)
     return replace(
-        metadata, uuid=secrets.token_bytes(16), generation=1, engine=engine,
-        ring=ring, sharding=sharding,
-    )  # fmt: skip
+        metadata,
+        uuid=secrets.token_bytes(16),
+        generation=1,
+        engine=engine,
+        ring=ring,
+        sharding=sharding,
+    )

@@ -105,22 +105,12 @@ class BatchTransform(Protocol):
         """Rows around a step that its batch is read from, by stored field."""
 
     def rows_read(
-        self,
-        rows: BufferRows,
-        env_ids: Ids,
-        positions: Ids,
-        key: int,
-        length: int | None,
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int, length: int | None
     ) -> Iterable[RowReads]:
         """Say which rows `gather` will read, some of them twice; see there."""
 
     def gather(
-        self,
-        rows: BufferRows,
-        env_ids: Ids,
-        positions: Ids,
-        key: int,
-        length: int | None,
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int, length: int | None
     ) -> Fields:
         """Make the fields of legal starts, ``[N, *shape]`` per name.
 
@@ -133,9 +123,7 @@ class BatchTransform(Protocol):
         """
 
 
-def batch_transform(
-    transforms: Sequence[Transform], metadata: Metadata
-) -> BatchTransform | None:
+def batch_transform(transforms: Sequence[Transform], metadata: Metadata) -> BatchTransform | None:
     """Compose a buffer's transforms, or return None where there are none.
 
     Raises:
@@ -172,9 +160,7 @@ def check_sampler(sampler: object) -> Sampler:
     return cast(Sampler, sampler)
 
 
-def check_fields(
-    sampler: Sampler, schema: Schema, transform: BatchTransform | None
-) -> None:
+def check_fields(sampler: Sampler, schema: Schema, transform: BatchTransform | None) -> None:
     """Check the fields that a sampler, and those in it, names.
 
     Args:
@@ -231,8 +217,7 @@ def next_paths(schema: Schema) -> dict[str, str]:
     if role is None or schema.role("next_observation") is not None:
         return {}
     return {
-        path: "next_observation" + path[len(role) :]
-        for path in schema.role_paths("observation")
+        path: "next_observation" + path[len(role) :] for path in schema.role_paths("observation")
     }
 
 
@@ -252,9 +237,7 @@ def integers(name: str, values: ArrayLike) -> Ids:
     array = array_of(values, name)
     kind = array.dtype.kind
     if array.size and kind not in "iu":
-        raise SchemaError(
-            f"{name} must be integers, got {array.dtype}. Cast them first."
-        )
+        raise SchemaError(f"{name} must be integers, got {array.dtype}. Cast them first.")
     if array.size and kind == "u" and int(array.max()) > MAX_INT64:
         raise SchemaError(
             f"{name} must be at most {MAX_INT64}, got {array.max()}. See buffer.span "

@@ -10,15 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.episodes import (
-    ALL_FLAGS,
-    BREAK,
-    END,
-    FINAL,
-    START,
-    TERMINATED,
-    TRUNCATED,
-)
+from mmreplay.episodes import ALL_FLAGS, BREAK, END, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 
@@ -234,9 +226,7 @@ class EpisodeFlags:
         return flags
 
 
-def _ends(
-    columns: Columns, path: str | None, shape: tuple[int, ...]
-) -> NDArray[np.bool_] | None:
+def _ends(columns: Columns, path: str | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """One kind of ends as bool ``[T, N]``, or None where the schema has none."""
     if path is None:
         return None
@@ -294,9 +284,7 @@ def as_rows(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(column).reshape(count, *column.shape[2:])
 
 
-def with_final_rows(
-    columns: Columns, final: Columns | None, layout: Expansion
-) -> Columns:
+def with_final_rows(columns: Columns, final: Columns | None, layout: Expansion) -> Columns:
     """Columns of a block in the order of its rows, final rows put in."""
     ordered: dict[str, NDArray[np.generic]] = {}
     for path, column in columns.items():

@@ -25,14 +25,7 @@ from mmreplay import kernels
 from mmreplay.checksums import crc32c
 from mmreplay.episodes import FINAL
 from mmreplay.errors import FullError
-from mmreplay.format.heap import (
-    MAX_HEAD,
-    References,
-    aligned,
-    checksums,
-    lay_out,
-    nbytes_of,
-)
+from mmreplay.format.heap import MAX_HEAD, References, aligned, checksums, lay_out, nbytes_of
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.nesting import SEPARATOR
 from mmreplay.ragged import Ragged
@@ -40,11 +33,7 @@ from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.schema.varying import ValueList
-from mmreplay.storage.commit_state import (
-    CommitWriter,
-    MemoryCommitState,
-    WritableCommitState,
-)
+from mmreplay.storage.commit_state import CommitWriter, MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
 from mmreplay.storage.store import Columns, Store
@@ -100,9 +89,12 @@ class ValueWriter:
     """Writes values of one open buffer, for its appender."""
 
     def __init__(
-        self, store: Store, space: HeapSpace, commit: WritableCommitState,
+        self,
+        store: Store,
+        space: HeapSpace,
+        commit: WritableCommitState,
         committer: Committer | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Continue after the values that are published.
 
         Args:
@@ -114,9 +106,7 @@ class ValueWriter:
         assert store.heap is not None
         self._heap, self._space = store.heap, space
         self._commit, self._committer = commit, committer
-        self._fields = {
-            path: store.schema.fields[path] for path in store.schema.varying
-        }
+        self._fields = {path: store.schema.fields[path] for path in store.schema.varying}
         self._observed = frozenset(store.schema.role_paths("observation"))
         self._before_overwrite: BeforeOverwrite | None = None
         self._capacity = store.ring.capacity
@@ -135,9 +125,7 @@ class ValueWriter:
         heap = self._heap
         self._stores = heap.window if isinstance(heap, FileHeap) else None
         fields = [plain.arguments for plain in self._plain]
-        self._mapped = list(
-            zip(fields, self._references, self._reference_bytes, strict=True)
-        )
+        self._mapped = list(zip(fields, self._references, self._reference_bytes, strict=True))
         # Heap heads at which the committer is woken next.
         self._wake_at = np.zeros(store.ring.num_envs, np.int64)
 
@@ -216,9 +204,7 @@ class ValueWriter:
             tuple(sources), tuple(offsets), tuple(addresses), tuple(references), nbytes
         )
 
-    def store_block(
-        self, block: ValueBlock, first: int, stop: int
-    ) -> tuple[int, Array]:
+    def store_block(self, block: ValueBlock, first: int, stop: int) -> tuple[int, Array]:
         """Write the values of some steps, as many as fit; one at least.
 
         Where not even one fits, the oldest rows end first, which frees their values.
@@ -241,10 +227,21 @@ class ValueWriter:
             # KB take 35 us, and to write them 45 (tools/bench/bench_ragged.py).
             after = np.empty(num_envs, np.int64)
             steps, count = _rows.pack_values(
-                block.sources, block.offsets, block.references, block.addresses,
-                self._item_nbytes, num_envs, done, stop, heads, self._space.free_until,
-                heap.nbytes, chunk, after, self._segments,
-            )  # fmt: skip
+                block.sources,
+                block.offsets,
+                block.references,
+                block.addresses,
+                self._item_nbytes,
+                num_envs,
+                done,
+                stop,
+                heads,
+                self._space.free_until,
+                heap.nbytes,
+                chunk,
+                after,
+                self._segments,
+            )
             if steps < 0:
                 chunk = self._chunk_of(-steps)
             elif not steps and done > first:
@@ -282,9 +279,7 @@ class ValueWriter:
         references = zip(self._fields, self._references, strict=True)
         return {**columns, **dict(references)}, heap_heads
 
-    def store_mapped(
-        self, data: Mapping[str, object]
-    ) -> tuple[dict[str, object], Array] | None:
+    def store_mapped(self, data: Mapping[str, object]) -> tuple[dict[str, object], Array] | None:
         """Store the values of one step as `store_plain` does, into ready pages.
 
         Each by one call of C, from a mapping of whole paths.
@@ -301,17 +296,26 @@ class ValueWriter:
             if path not in stored:
                 return None
             head = _rows.store_value(
-                stored[path], array, dtype, inner, maximum, kind, head, size,
-                self._free_until, mapping, near, far, into,
-            )  # fmt: skip
+                stored[path],
+                array,
+                dtype,
+                inner,
+                maximum,
+                kind,
+                head,
+                size,
+                self._free_until,
+                mapping,
+                near,
+                far,
+                into,
+            )
             if head < 0:
                 return None
             stored[path] = reference
         return stored, np.array([head])
 
-    def store_plain(
-        self, data: Mapping[str, object]
-    ) -> tuple[dict[str, object], Array] | None:
+    def store_plain(self, data: Mapping[str, object]) -> tuple[dict[str, object], Array] | None:
         """Write the values of one step of the only environment as they were given.
 
         Args:
@@ -453,13 +457,14 @@ class ValueWriter:
         # Durable first, then published, then the first byte is overwritten: readers,
         # and an opening after a kill, see the published tails.
         commit.publish(
-            commit.heads, commit.limits, np.maximum(tails, commit.tails), None,
+            commit.heads,
+            commit.limits,
+            np.maximum(tails, commit.tails),
+            None,
             np.maximum(heap_tails, commit.heap_tails),
-        )  # fmt: skip
+        )
 
-    def _held_tails(
-        self, before_overwrite: BeforeOverwrite, needed: Array, wanted: Array
-    ) -> Array:
+    def _held_tails(self, before_overwrite: BeforeOverwrite, needed: Array, wanted: Array) -> Array:
         """Ask how far tails may rise; it may wait until rows are let go.
 
         Args:
@@ -477,9 +482,7 @@ class ValueWriter:
             limits = self._committer.limits
         lowest = self._space.raised(needed, limits)[0]
         target = self._space.raised(wanted, limits)[0]
-        allowed = before_overwrite(
-            commit.heads, commit.tails, lowest + capacity, target + capacity
-        )
+        allowed = before_overwrite(commit.heads, commit.tails, lowest + capacity, target + capacity)
         return np.maximum(lowest, allowed - capacity)
 
     def _lay_out(self, env_ids: Array, columns: Columns) -> tuple[Array, Array]:
@@ -494,9 +497,7 @@ class ValueWriter:
         stops = np.empty(len(env_ids), np.int64)
         for env_id, rows in _by_env(env_ids):
             laid_out = lay_out(
-                int(self.heap_heads[env_id]),
-                nbytes[rows].reshape(-1),
-                self._heap.nbytes,
+                int(self.heap_heads[env_id]), nbytes[rows].reshape(-1), self._heap.nbytes
             )
             starts[rows] = laid_out[0].reshape(-1, nbytes.shape[1])
             stops[rows] = laid_out[1].reshape(-1, nbytes.shape[1])[:, -1]
@@ -510,9 +511,7 @@ class ValueWriter:
             sizes.append(nbytes_of(spans, field))
         return np.stack(sizes, axis=1)
 
-    def store(
-        self, env_ids: Array, columns: Columns, data: Bytes
-    ) -> tuple[Columns, Array]:
+    def store(self, env_ids: Array, columns: Columns, data: Bytes) -> tuple[Columns, Array]:
         """Write the values of rows that fit.
 
         Args:
@@ -546,9 +545,13 @@ class ValueWriter:
         return stored, heap_heads
 
     def _write(
-        self, env_id: int, rows: slice, starts: Array, nbytes: Array,
+        self,
+        env_id: int,
+        rows: slice,
+        starts: Array,
+        nbytes: Array,
         sources: list[tuple[NDArray[np.uint8], Array]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write one environment's values, those up to the ring's end at once."""
         size = self._heap.nbytes
         there = nbytes[rows] > 0
@@ -567,9 +570,13 @@ class ValueWriter:
                 which = chosen[:, number]
                 if which.any():
                     _copies.copy_spans(
-                        source, begins[rows][which], nbytes[rows][which, number],
-                        chunk, starts[rows][which, number] - base, False,
-                    )  # fmt: skip
+                        source,
+                        begins[rows][which],
+                        nbytes[rows][which, number],
+                        chunk,
+                        starts[rows][which, number] - base,
+                        False,
+                    )
             self._heap.write(env_id, base, chunk.data)
         if len(self._chunk) > MAX_CHUNK_NBYTES:
             self._chunk = np.zeros(0, np.uint8)
@@ -578,9 +585,7 @@ class ValueWriter:
         """Return the first bytes of `_chunk`, in which values are put together."""
         if len(self._chunk) < nbytes:
             # In steps, so that blocks of about the same size take new memory once.
-            self._chunk = np.zeros(
-                -(-nbytes // CHUNK_STEP_NBYTES) * CHUNK_STEP_NBYTES, np.uint8
-            )
+            self._chunk = np.zeros(-(-nbytes // CHUNK_STEP_NBYTES) * CHUNK_STEP_NBYTES, np.uint8)
         return self._chunk[:nbytes]
 
     def wake(self) -> None:
@@ -617,13 +622,15 @@ class PlainValue:
         """Path, and what `store_value` takes of the field."""
         known = self._kind == "text" or self._is_array
         return (
-            self._path, np.ndarray, self._dtype, self._inner, self._maximum,
+            self._path,
+            np.ndarray,
+            self._dtype,
+            self._inner,
+            self._maximum,
             ord(self._kind[0]) if known else 0,
-        )  # fmt: skip
+        )
 
-    def take(
-        self, data: dict[str, Any], reference: References
-    ) -> tuple[int, memoryview] | None:
+    def take(self, data: dict[str, Any], reference: References) -> tuple[int, memoryview] | None:
         """Replace the value by a reference; return its items and bytes.
 
         Args:
@@ -712,9 +719,7 @@ class ValueCopier:
         assert self._commit.heap_tails is not None
         return self._commit.heap_tails
 
-    def store_rows(
-        self, columns: Columns, env_ids: Array, flags: NDArray[np.uint8]
-    ) -> Columns:
+    def store_rows(self, columns: Columns, env_ids: Array, flags: NDArray[np.uint8]) -> Columns:
         """Write values of rows, and return columns with references.
 
         Args:
@@ -727,9 +732,13 @@ class ValueCopier:
         return self._publish(env_ids, spans, data)
 
     def store(
-        self, columns: Columns, env_ids: Array, positions: Array,
-        fits: NDArray[np.bool_], flags: NDArray[np.uint8] | None = None,
-    ) -> Columns:  # fmt: skip
+        self,
+        columns: Columns,
+        env_ids: Array,
+        positions: Array,
+        fits: NDArray[np.bool_],
+        flags: NDArray[np.uint8] | None = None,
+    ) -> Columns:
         """Write values of one environment's rows, and return columns with references.
 
         Args:
@@ -754,9 +763,7 @@ class ValueCopier:
             without[path] = column
         if self._sealed:
             # The longest values of a shard take a quarter of the heap at most.
-            fitting = self._writer.count_fitting(
-                env_ids, np.zeros_like(env_ids), without
-            )
+            fitting = self._writer.count_fitting(env_ids, np.zeros_like(env_ids), without)
             assert fitting
         return self._publish(env_ids, without, data)
 
@@ -768,9 +775,8 @@ class ValueCopier:
 
 
 def first_fitting(
-    reader: GenerationReader, schema: Schema, heap_nbytes: int, firsts: Array,
-    stops: Array,
-) -> Array:  # fmt: skip
+    reader: GenerationReader, schema: Schema, heap_nbytes: int, firsts: Array, stops: Array
+) -> Array:
     """The oldest rows whose values, and those of all after them, fit into a heap.
 
     Args:
@@ -798,9 +804,7 @@ def first_fitting(
             positions = np.arange(begin, stop)
             ids = np.full(len(positions), env_id)
             rows = reader.references(tuple(fields), ids, positions)
-            sizes = [
-                aligned(nbytes_of(rows[path], field)) for path, field in fields.items()
-            ]
+            sizes = [aligned(nbytes_of(rows[path], field)) for path, field in fields.items()]
             used = np.cumsum(np.sum(sizes, axis=0)[::-1])
             over = np.flatnonzero(used > left)
             if len(over):
@@ -846,6 +850,4 @@ def _by_env(env_ids: Array) -> list[tuple[int, slice]]:
     if not len(env_ids):
         return []
     edges = [0, *(np.flatnonzero(np.diff(env_ids)) + 1).tolist(), len(env_ids)]
-    return [
-        (int(env_ids[first]), slice(first, stop)) for first, stop in pairwise(edges)
-    ]
+    return [(int(env_ids[first]), slice(first, stop)) for first, stop in pairwise(edges)]

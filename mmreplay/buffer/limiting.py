@@ -98,11 +98,7 @@ class Limiter(Protocol):
         """Refuse a buffer that the limiter does not fit; see `bind`."""
 
     def bind(
-        self,
-        folder: Path | None,
-        capacity: int,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, folder: Path | None, capacity: int, count: Count, left_out: LeftOut | None = None
     ) -> Limit:
         """Apply the limiter to a buffer.
 

@@ -105,9 +105,14 @@ class NewGeneration:
                 store.write_sums(env_id, first, np.array(sums, np.uint32))
 
     def finish(
-        self, heads: Ids, tails: Ids, heap_heads: Ids | None = None,
-        heap_tails: Ids | None = None, *, seal: bool | None = True,
-    ) -> None:  # fmt: skip
+        self,
+        heads: Ids,
+        tails: Ids,
+        heap_heads: Ids | None = None,
+        heap_tails: Ids | None = None,
+        *,
+        seal: bool | None = True,
+    ) -> None:
         """Make the rows durable, and then COMMIT, which says that they are.
 
         Args:
@@ -132,9 +137,7 @@ class NewGeneration:
         store.sync()
         # COMMIT last: from here on an opening trusts every row between its tails and
         # heads, which a power cut must not have taken.
-        recovery.create(
-            self.folder, self.metadata, heads, tails, heap_heads, heap_tails
-        )
+        recovery.create(self.folder, self.metadata, heads, tails, heap_heads, heap_tails)
         files.sync_folder(self.folder)
 
     def publish(self) -> None:
@@ -259,9 +262,7 @@ def _check_folder_possible(folder: Path) -> None:
     )
 
 
-def create_store(
-    folder: Path, metadata: Metadata, most_nbytes: int | None = None
-) -> DiskStore:
+def create_store(folder: Path, metadata: Metadata, most_nbytes: int | None = None) -> DiskStore:
     """Create the files of a new generation in an existing folder.
 
     Space for checksums is reserved at once, at most 8 bytes a row, in large rings a

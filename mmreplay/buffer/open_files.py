@@ -154,9 +154,7 @@ class OpenFiles:
             self.committer.stop()
 
     def __del__(
-        self,
-        getpid: Callable[[], int] = os.getpid,
-        ending: Callable[[], bool] = sys.is_finalizing,
+        self, getpid: Callable[[], int] = os.getpid, ending: Callable[[], bool] = sys.is_finalizing
     ) -> None:
         """Close files that an interrupted call opened and returned to no caller."""
         # Bound above, as globals may be gone when the interpreter ends. A close needs

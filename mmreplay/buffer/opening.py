@@ -38,14 +38,7 @@ from mmreplay.errors import (
     shown,
 )
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.metadata import (
-    AUTORESETS,
-    ENGINES,
-    ON_DISK,
-    Autoreset,
-    Engine,
-    Metadata,
-)
+from mmreplay.format.metadata import AUTORESETS, ENGINES, ON_DISK, Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
 from mmreplay.schema import Schema
@@ -98,9 +91,12 @@ def check_interval(commit_every: float | None) -> None:
     """
     if commit_every is not None:
         number(
-            "commit_every", commit_every, above=0, finite=False,
+            "commit_every",
+            commit_every,
+            above=0,
+            finite=False,
             way_out="Give seconds, or None to commit only by commit() and close().",
-        )  # fmt: skip
+        )
 
 
 def describe(
@@ -177,9 +173,13 @@ def describe(
     if engine == "zarr":
         group.check_names(schema)
         sharding = Sharding.sized(
-            codec or "blosc-lz4", ring, schema.row_nbytes, level, chunk_crc32c,
+            codec or "blosc-lz4",
+            ring,
+            schema.row_nbytes,
+            level,
+            chunk_crc32c,
             metadata_file.rows_of_heap(heap_nbytes, schema),
-        )  # fmt: skip
+        )
         ring = sharding.fit(ring)
     return Metadata(
         uuid=secrets.token_bytes(16),
@@ -217,10 +217,12 @@ def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
     if layout is not None:
         one_of("layout", layout, LAYOUTS, "Leave it out to choose it by num_envs.")
     one_of(
-        "autoreset", autoreset, AUTORESETS,
+        "autoreset",
+        autoreset,
+        AUTORESETS,
         "Say what your environments do after an end: 'next_step' is the default of "
         "Gymnasium's vector environments, 'disabled' is for loops that call reset.",
-    )  # fmt: skip
+    )
 
 
 RESUMES = ("break", "truncate", "continue")
@@ -248,9 +250,8 @@ def create_memory(metadata: Metadata) -> OpenFiles:
     store = MemoryStore(ring, metadata.schema, metadata.heap_nbytes)
     commit = MemoryCommitState(ring.num_envs, metadata.heap_nbytes)
     appender = Appender(
-        store, commit, None, metadata.schema, metadata.autoreset,
-        metadata.schema.row_nbytes,
-    )  # fmt: skip
+        store, commit, None, metadata.schema, metadata.autoreset, metadata.schema.row_nbytes
+    )
     recovered = Recovery("new", commit.heads, commit.heads)
     return OpenFiles(None, metadata, store, commit, recovered, appender)
 
@@ -402,9 +403,11 @@ def open_writer(
 ) -> OpenFiles:
     """Open a buffer for writing, with its lock."""
     one_of(
-        "on_resume", on_resume, RESUMES,
+        "on_resume",
+        on_resume,
+        RESUMES,
         "'break' is right unless the environments went on in the meantime.",
-    )  # fmt: skip
+    )
     check_interval(commit_every)
     metadata = metadata_file.load(path)
     _refuse_engine(path, metadata)
@@ -443,10 +446,7 @@ def _abort(opened: OpenFiles | None, lock: WriterLock) -> None:
 
 
 def _open_locked(
-    path: Path,
-    metadata: Metadata,
-    lock: WriterLock | None,
-    policy: ReadPolicy = POLICY,
+    path: Path, metadata: Metadata, lock: WriterLock | None, policy: ReadPolicy = POLICY
 ) -> OpenFiles:
     """Open a generation for writing; the caller holds the lock, or these files."""
     # Shards are made while the buffer is open: by then a link may lead elsewhere.
@@ -467,19 +467,14 @@ def _open_locked(
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"
     appender = Appender(
-        store, commit, committer, metadata.schema, metadata.autoreset,
-        metadata.schema.row_nbytes,
-    )  # fmt: skip
-    opened = OpenFiles(
-        path, metadata, store, commit, recovered, appender, committer, lock, policy
+        store, commit, committer, metadata.schema, metadata.autoreset, metadata.schema.row_nbytes
     )
+    opened = OpenFiles(path, metadata, store, commit, recovered, appender, committer, lock, policy)
     opened.refuse_elsewhere, opened.watch = watch.refuse_elsewhere, watch
     return opened
 
 
-def open_next(
-    former: OpenFiles, metadata: Metadata, commit_every: float | None
-) -> OpenFiles:
+def open_next(former: OpenFiles, metadata: Metadata, commit_every: float | None) -> OpenFiles:
     """Open a generation that is to replace another one, before it does.
 
     The former one keeps the lock, and goes on if this fails; the caller hands the

@@ -78,9 +78,7 @@ class ReadPlan:
         for where, paths in asked.items():
             wanted.setdefault(where, []).extend((path, None) for path in paths)
         if sums is not None and dtypes:
-            wanted.setdefault(sums.where, []).extend(
-                (path, None) for path in self._added
-            )
+            wanted.setdefault(sums.where, []).extend((path, None) for path in self._added)
             if self._added and sums.where not in asked:
                 self._wheres += (sums.where,)
         read_here = {
@@ -103,9 +101,7 @@ class ReadPlan:
             start, width = len(columns), len(where.ahead)
             columns += [
                 (ahead, back, where.beyond, start, width, at)
-                for at, (ahead, back) in enumerate(
-                    zip(where.ahead, where.back, strict=True)
-                )
+                for at, (ahead, back) in enumerate(zip(where.ahead, where.back, strict=True))
             ]
             if sums is not None and where is sums.where:
                 summed = [(path, start, dtypes[path]) for path in added]
@@ -119,10 +115,7 @@ class ReadPlan:
                 elif path in served:
                     first = len(marks)
                     self._marked.append((read, first, width))
-                    marks += [
-                        (start + at, served[path], first, width, at)
-                        for at in range(width)
-                    ]
+                    marks += [(start + at, served[path], first, width, at) for at in range(width)]
                 elif path in packed:
                     self._fields.append((str(len(layout)), *read))
                     alone = name is not None and width == 1
@@ -133,9 +126,12 @@ class ReadPlan:
                 paths = tuple(dict.fromkeys(path for _, path, _ in apart))
                 self._apart.append((start, width, paths, apart))
         self._fixed = (
-            *store.ring.shape, before, steps, np.array(columns, np.int64).reshape(-1),
+            *store.ring.shape,
+            before,
+            steps,
+            np.array(columns, np.int64).reshape(-1),
             np.array(marks, np.int64).reshape(-1),
-        )  # fmt: skip
+        )
         self._rows, self._ends = 3 + len(columns), 1 + len(marks)
         self._records = records if layout or summed else None
         # The kernel that reads records makes the discount too; else it is made after.
@@ -148,13 +144,7 @@ class ReadPlan:
         record = record_layout(store.schema).record
         self._layout = ColumnLayouts(record, layout, summed, here)
 
-    def find(
-        self,
-        env_ids: Ids,
-        positions: Ids,
-        heads: Ids,
-        read: Read,
-    ) -> FoundRows:
+    def find(self, env_ids: Ids, positions: Ids, heads: Ids, read: Read) -> FoundRows:
         """Find the boundaries around steps, and read.
 
         Args:
@@ -173,19 +163,21 @@ class ReadPlan:
         around: dict[Where, Fields] = {where: {} for where in self._wheres}
         if self._records is None:
             _kernel.fold_steps(
+                store.all_flags, env_ids, positions, heads, *self._fixed, rows_found, ends
+            )
+        else:
+            packed = self._records.fold_fields(
                 store.all_flags,
                 env_ids,
                 positions,
                 heads,
-                *self._fixed,
+                self._fixed,
+                self._num_packed,
                 rows_found,
                 ends,
+                self._layout,
+                self._powers,
             )
-        else:
-            packed = self._records.fold_fields(
-                store.all_flags, env_ids, positions, heads, self._fixed,
-                self._num_packed, rows_found, ends, self._layout, self._powers,
-            )  # fmt: skip
             for number, where, path, name in self._fields:
                 if name is None:
                     around[where][path] = packed[number]
@@ -227,9 +219,13 @@ class ReadPlan:
         return FoundRows(rows_found, ends[0], fields, around)
 
     def _sum(
-        self, positions: Ids, last: Ids, terminated: NDArray[np.bool_],
-        around: Mapping[Where, Fields], fields: Fields,
-    ) -> None:  # fmt: skip
+        self,
+        positions: Ids,
+        last: Ids,
+        terminated: NDArray[np.bool_],
+        around: Mapping[Where, Fields],
+        fields: Fields,
+    ) -> None:
         """Sum fields that no records hold, and make the discount if none did."""
         sums = self._sums
         assert sums is not None
@@ -238,9 +234,8 @@ class ReadPlan:
             shape = (len(positions), *values.shape[2:])
             total = np.empty(shape, sums.dtypes[path])
             _kernel.weighted_sums(
-                positions, last, sums.powers[:-1], values, values.itemsize, total,
-                total.itemsize,
-            )  # fmt: skip
+                positions, last, sums.powers[:-1], values, values.itemsize, total, total.itemsize
+            )
             fields[path] = total
         if self._discount is not None:
             discount = np.empty(len(positions), np.float32)

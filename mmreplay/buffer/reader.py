@@ -77,13 +77,7 @@ from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema.convert import array_of, on_host
 from mmreplay.schema.field import REFERENCE, Field
 from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
-from mmreplay.storage.gather import (
-    SPLIT_ROWS,
-    BufferPool,
-    ColumnLayouts,
-    Records,
-    after,
-)
+from mmreplay.storage.gather import SPLIT_ROWS, BufferPool, ColumnLayouts, Records, after
 from mmreplay.storage.layout import HEAP, RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr.engine import ZarrStore, stored_columns
@@ -197,15 +191,11 @@ class GenerationReader(StartView):
         """
         metadata = files.metadata
         schema, ring, commit = metadata.schema, metadata.ring, files.commit
-        self.lock: threading.RLock = (
-            threading.RLock() if former is None else former.lock
-        )
+        self.lock: threading.RLock = threading.RLock() if former is None else former.lock
         self.files, self.replaced = files, False
         # Of all generations, as the lock is.
         self.draws: DrawCount = DrawCount() if former is None else former.draws
-        self._store, self._commit, self._schema, self._ring = (
-            files.store, commit, schema, ring
-        )  # fmt: skip
+        self._store, self._commit, self._schema, self._ring = (files.store, commit, schema, ring)
         # Only another process's record changes without a call of this process.
         self._foreign_commit = commit if isinstance(commit, CommitReader) else None
         self.home = identity_of(files)
@@ -218,12 +208,9 @@ class GenerationReader(StartView):
         self._plan_reads(files)
         if transform is None:
             paths = [path for path, f in schema.fields.items() if f.dtype == "bfloat16"]
-            self._bfloat16 = frozenset(paths) | {
-                self.next_paths.get(path, path) for path in paths
-            }
+            self._bfloat16 = frozenset(paths) | {self.next_paths.get(path, path) for path in paths}
             reach: dict[str, tuple[int, ...]] = {
-                path: (0, 1) if path in self.next_paths else (0,)
-                for path in schema.paths
+                path: (0, 1) if path in self.next_paths else (0,) for path in schema.paths
             }
         else:
             self._bfloat16 = transform.bfloat16
@@ -242,15 +229,11 @@ class GenerationReader(StartView):
     def _plan_reads(self, files: OpenFiles) -> None:
         """Find out which fields lie together, and which are read from flags."""
         store, schema = files.store, files.metadata.schema
-        self._served = {
-            path: SERVED[role] for path, role in served_ends(schema).items()
-        }
+        self._served = {path: SERVED[role] for path, role in served_ends(schema).items()}
         # Ends per agent are stored as fields; cuts are in the flags only.
         agents = schema.num_agents is not None
         self._agent_ends = {
-            role: path
-            for role in SERVED
-            if agents and (path := schema.role(role)) is not None
+            role: path for role in SERVED if agents and (path := schema.role(role)) is not None
         }
         self._bits = bytes(self._served.values())
         self.derived = self.derives_next
@@ -431,10 +414,7 @@ class GenerationReader(StartView):
     def table(self) -> StartTable:
         """What kernels look legal starts up in."""
         heads = self._indexed_rows()[0].stop
-        return (
-            self._store.all_flags, *self._ring.shape, self._legal_table, heads,
-            self._after,
-        )  # fmt: skip
+        return (self._store.all_flags, *self._ring.shape, self._legal_table, heads, self._after)
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank; see `StartView.start_at`.
@@ -468,8 +448,7 @@ class GenerationReader(StartView):
         """
         if self.replaced:
             raise ReplacedError(
-                "this view is out of date because the buffer was resized. Use "
-                "`buffer.view` again."
+                "this view is out of date because the buffer was resized. Use `buffer.view` again."
             )
 
     def check_alive(self, env_ids: Ids, positions: Ids) -> None:
@@ -498,11 +477,7 @@ class GenerationReader(StartView):
     # From a sampler to a batch.
 
     def sample(
-        self,
-        sampler: Sampler,
-        batch_size: int,
-        claims: Claims,
-        contiguous: bool = False,
+        self, sampler: Sampler, batch_size: int, claims: Claims, contiguous: bool = False
     ) -> Batch:
         """Draw a batch and gather it; see `ReplayBuffer.sample`.
 
@@ -516,9 +491,7 @@ class GenerationReader(StartView):
         if type(batch_size) is not int or batch_size < 1:
             integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
         try:
-            draw, fields, stale = self._try_sample(
-                sampler, int(batch_size), claims, contiguous
-            )
+            draw, fields, stale = self._try_sample(sampler, int(batch_size), claims, contiguous)
             if stale is not None:
                 draw, fields = self._redraw(sampler, draw, fields, stale, claims)
                 if contiguous:
@@ -685,9 +658,8 @@ class GenerationReader(StartView):
         return newest_steps(draw) + max(1, self._after) >= known[draw.env_ids]
 
     def _redraw(
-        self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_],
-        claims: Claims,
-    ) -> tuple[Draw, Fields]:  # fmt: skip
+        self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_], claims: Claims
+    ) -> tuple[Draw, Fields]:
         """Replace a batch of which some rows were overwritten while they were copied.
 
         The whole batch is drawn again: steps of a small draw of their own would have
@@ -727,9 +699,12 @@ class GenerationReader(StartView):
         with self.lock:
             starts = self.starts
             legal = _kernel.all_legal(
-                *self.table, starts.first, starts.stop,
-                np.ascontiguousarray(env_ids), np.ascontiguousarray(positions),
-            )  # fmt: skip
+                *self.table,
+                starts.first,
+                starts.stop,
+                np.ascontiguousarray(env_ids),
+                np.ascontiguousarray(positions),
+            )
         if not legal:
             mask = draw.mask if draw.windows is None else draw.windows.mask
             self._refuse_illegal(env_ids, positions, mask)
@@ -743,9 +718,7 @@ class GenerationReader(StartView):
             )
         return self._batch(draw, fields)
 
-    def _refuse_illegal(
-        self, env_ids: Ids, positions: Ids, mask: NDArray[np.bool_] | None
-    ) -> None:
+    def _refuse_illegal(self, env_ids: Ids, positions: Ids, mask: NDArray[np.bool_] | None) -> None:
         """Say which of some steps cannot be drawn.
 
         Args:
@@ -781,11 +754,18 @@ class GenerationReader(StartView):
     def _batch(self, draw: Draw, fields: Fields) -> Batch:
         windows = draw.windows
         return Batch(
-            fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
-            draw.mask if windows is None else windows.mask, self._bfloat16,
-            draw.key, None if windows is None else windows.positions, draw.offsets,
+            fields,
+            draw.env_ids,
+            draw.positions,
+            draw.probabilities,
+            draw.weights,
+            draw.mask if windows is None else windows.mask,
+            self._bfloat16,
+            draw.key,
+            None if windows is None else windows.positions,
+            draw.offsets,
             buffer=self.home.uuid,
-        )  # fmt: skip
+        )
 
     # The recheck: which copied rows may have been overwritten while they were copied.
 
@@ -794,9 +774,7 @@ class GenerationReader(StartView):
         """What to keep before rows are copied; see `stale`."""
         return self._commit.limits, self._commit.tails
 
-    def stale(
-        self, env_ids: Ids, positions: Ids, before: LimitsBefore
-    ) -> NDArray[np.bool_] | None:
+    def stale(self, env_ids: Ids, positions: Ids, before: LimitsBefore) -> NDArray[np.bool_] | None:
         """Find the copied rows that may have been overwritten while they were copied.
 
         This comes after the copy, always. The writer publishes a limit before it
@@ -869,9 +847,7 @@ class GenerationReader(StartView):
         intact: NDArray[np.bool_] = positions >= self._oldest_intact(env_ids)
         return intact
 
-    def _check_not_overwritten(
-        self, env_ids: Ids, positions: Ids, before: LimitsBefore
-    ) -> None:
+    def _check_not_overwritten(self, env_ids: Ids, positions: Ids, before: LimitsBefore) -> None:
         """Raise StaleError if rows were given up while they were copied."""
         if self.stale(env_ids, positions, before) is not None:
             self.check_alive(env_ids, positions)
@@ -895,9 +871,7 @@ class GenerationReader(StartView):
                 if self._heap is None:
                     return fields
                 return self.with_values(fields, draw.env_ids, draw.positions)
-            fields = transform.gather(
-                self, draw.env_ids, draw.positions, draw.key, None
-            )
+            fields = transform.gather(self, draw.env_ids, draw.positions, draw.key, None)
             if draw.mask is not None:
                 _clear_masked(fields, transform.unknown, draw.mask)
             return _contiguous(fields) if contiguous else fields
@@ -931,9 +905,14 @@ class GenerationReader(StartView):
         return fields
 
     def with_values(
-        self, fields: Fields, env_ids: Ids, positions: Ids, *, copied: bool = False,
+        self,
+        fields: Fields,
+        env_ids: Ids,
+        positions: Ids,
+        *,
+        copied: bool = False,
         by_row: bool = False,
-    ) -> Fields:  # fmt: skip
+    ) -> Fields:
         """Replace references by the values that they name.
 
         Args:
@@ -974,9 +953,7 @@ class GenerationReader(StartView):
             store = self._store
             sealed = store if isinstance(store, ZarrStore) else None
             if sealed is None and not check:
-                plain = self._plain_values(
-                    field, limits, references, ids, heap_heads, heap_tails
-                )
+                plain = self._plain_values(field, limits, references, ids, heap_heads, heap_tails)
                 if plain is not None:
                     if column.ndim != 1:
                         plain = plain.reshape(*column.shape)
@@ -985,17 +962,14 @@ class GenerationReader(StartView):
             bounds = heap_tails[ids], heap_heads[ids]
             if sealed is not None:
                 references, data, illegal = sealed.take_values(
-                    path, references["position"], *bounds,
-                    self._value_buffers.empty_bytes,
-                )  # fmt: skip
+                    path, references["position"], *bounds, self._value_buffers.empty_bytes
+                )
             else:
                 # Checked before the heap is touched: it may lead anywhere.
                 illegal = ~legal(references, field, heap.nbytes, *bounds)
             if illegal.any():
                 steps = illegal.reshape(count, -1).any(axis=1)
-                self._refuse_damaged(
-                    path, env_ids[steps], positions[steps], ahead, alone=alone
-                )
+                self._refuse_damaged(path, env_ids[steps], positions[steps], ahead, alone=alone)
                 references = np.where(illegal, np.zeros((), REFERENCE), references)
             nbytes = nbytes_of(references, field)
             if sealed is None:
@@ -1007,9 +981,13 @@ class GenerationReader(StartView):
                 if differs.any():
                     steps = differs.reshape(count, -1).any(axis=1)
                     self._refuse_damaged(
-                        path, env_ids[steps], positions[steps], ahead,
-                        "its value differs from its checksum", alone=alone,
-                    )  # fmt: skip
+                        path,
+                        env_ids[steps],
+                        positions[steps],
+                        ahead,
+                        "its value differs from its checksum",
+                        alone=alone,
+                    )
             offsets = np.zeros(len(references) + 1, np.int64)
             np.cumsum(references["length"], out=offsets[1:])
             values = data.view(field.numpy).reshape(-1, *field.inner)
@@ -1017,9 +995,14 @@ class GenerationReader(StartView):
         return result
 
     def _plain_values(
-        self, field: Field, limits: tuple[int, int], references: References, ids: Ids,
-        heap_heads: Ids, heap_tails: Ids,
-    ) -> Ragged | None:  # fmt: skip
+        self,
+        field: Field,
+        limits: tuple[int, int],
+        references: References,
+        ids: Ids,
+        heap_heads: Ids,
+        heap_tails: Ids,
+    ) -> Ragged | None:
         """Copy values whose references are all legal; None where one is not.
 
         Args:
@@ -1036,9 +1019,8 @@ class GenerationReader(StartView):
         offsets = np.empty(count + 1, np.int64)
         # Checked before the heap is touched: it may lead anywhere.
         if _copies.find_values(
-            references, ids, heap_tails, heap_heads, heap.nbytes, *limits,
-            begins, nbytes, offsets,
-        ):  # fmt: skip
+            references, ids, heap_tails, heap_heads, heap.nbytes, *limits, begins, nbytes, offsets
+        ):
             return None
         data = self._value_buffers.empty_bytes(offsets.item(count) * limits[1])
         heap.take(begins, nbytes, data)
@@ -1092,21 +1074,23 @@ class GenerationReader(StartView):
                 at = int(overlaps[0]) + 1
                 which = rows[row[at : at + 1]]
                 path = paths[int(number[at])]
-                self._refuse_damaged(
-                    path, env_ids[which], positions[which], 0, alone=True
-                )
+                self._refuse_damaged(path, env_ids[which], positions[which], 0, alone=True)
 
-    def references(
-        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
-    ) -> Fields:
+    def references(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Fields as rows store them, with references where they vary."""
         rows = self._ring.rows(env_ids, positions)
         return dict(stored_columns(self._store, rows, paths))
 
     def _refuse_damaged(
-        self, path: str, env_ids: Ids, positions: Ids, ahead: int,
-        damage: str | None = None, *, alone: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        env_ids: Ids,
+        positions: Ids,
+        ahead: int,
+        damage: str | None = None,
+        *,
+        alone: bool = False,
+    ) -> None:
         """Refuse references and values that are wrong, unless overwritten by now.
 
         Args:
@@ -1140,9 +1124,7 @@ class GenerationReader(StartView):
                 f"copy{OR_REPAIR}."
             )
 
-    def copy_steps(
-        self, env_ids: Ids, positions: Ids, contiguous: bool = False
-    ) -> Fields:
+    def copy_steps(self, env_ids: Ids, positions: Ids, contiguous: bool = False) -> Fields:
         """Copy steps as they are: stored fields, both ends, and next observations.
 
         Args:
@@ -1159,9 +1141,7 @@ class GenerationReader(StartView):
         # Records that are mapped are found and copied by one call.
         records = self._store.records
         if self._num_records and records is not None:
-            return self._from_mapped_records(
-                records, env_ids, positions, heads, index, contiguous
-            )
+            return self._from_mapped_records(records, env_ids, positions, heads, index, contiguous)
         if self.derived:
             fields = self._with_next(env_ids, positions, heads, index)
         else:
@@ -1182,10 +1162,14 @@ class GenerationReader(StartView):
     ) -> Fields:
         """Copy steps whose fields all lie in mapped records."""
         steps = (
-            self._store.all_flags, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), heads, self._bits, index.bare,
+            self._store.all_flags,
+            np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions),
+            heads,
+            self._bits,
+            index.bare,
             self._num_records,
-        )  # fmt: skip
+        )
         fields: Fields = {}
         if contiguous:
             packed, ends = records.take_fields(*steps, self._columns)
@@ -1205,15 +1189,19 @@ class GenerationReader(StartView):
         """Find rows, and those after if rows has two columns; return the ends."""
         ends = np.empty((len(self._bits), len(positions)), np.bool_)
         _kernel.locate_rows(
-            self._store.all_flags, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), heads, *self._ring.shape, self._bits,
-            index.bare, rows, ends,
-        )  # fmt: skip
+            self._store.all_flags,
+            np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions),
+            heads,
+            *self._ring.shape,
+            self._bits,
+            index.bare,
+            rows,
+            ends,
+        )
         return ends
 
-    def _with_next(
-        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
-    ) -> Fields:
+    def _with_next(self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex) -> Fields:
         pairs = np.empty((len(positions), 2), np.int64)
         ends = self._find_rows(env_ids, positions, heads, index, pairs)
         rows = pairs[:, 0]
@@ -1272,9 +1260,7 @@ class GenerationReader(StartView):
         joined: NDArray[np.bool_] = truncated | (forced[..., None] & ~ended)
         return joined
 
-    def _forced_truncations(
-        self, env_ids: Ids, positions: Ids, heads: Ids
-    ) -> NDArray[np.bool_]:
+    def _forced_truncations(self, env_ids: Ids, positions: Ids, heads: Ids) -> NDArray[np.bool_]:
         """Which steps the CUT flag of the next row truncates, bool ``[B]``."""
         # Reads published rows only: a hole of the file may raise SIGBUS.
         followed = positions + 1 < heads[env_ids]
@@ -1289,9 +1275,15 @@ class GenerationReader(StartView):
     ) -> ReadPlan:
         """Lay out what transforms read of each draw."""
         return ReadPlan(
-            self._store, self._served, self._agent_ends.get("truncated"), before, steps,
-            direct, asked, sums,
-        )  # fmt: skip
+            self._store,
+            self._served,
+            self._agent_ends.get("truncated"),
+            before,
+            steps,
+            direct,
+            asked,
+            sums,
+        )
 
     def find(self, plan: RowPlan, env_ids: Ids, positions: Ids) -> FoundRows:
         """Look around legal starts, and read; see `transforms.base.BufferRows`."""
@@ -1316,15 +1308,11 @@ class GenerationReader(StartView):
         fields = self._read_stored(paths, env_ids, positions)
         return self.with_values(fields, env_ids, positions, by_row=True)
 
-    def _read_stored(
-        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
-    ) -> Fields:
+    def _read_stored(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """The same, with references of fields that vary."""
         return self._read(paths, env_ids, positions, self._commit.heads)
 
-    def _read(
-        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, heads: Ids
-    ) -> Fields:
+    def _read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, heads: Ids) -> Fields:
         rows = self._ring.rows(env_ids, positions)
         records = self._store.records
         # Many that lie one after the other come as columns from `gather`.
@@ -1392,9 +1380,7 @@ class GenerationReader(StartView):
             reads = [(paths, env_ids, positions + k) for paths, k in self._plain_reads]
         else:
             length = None if draw.windows is None else draw.windows.positions.shape[1]
-            reads = self._transform.rows_read(
-                self, env_ids, positions, draw.key, length
-            )
+            reads = self._transform.rows_read(self, env_ids, positions, draw.key, length)
         together: dict[str, list[Ids]] = {}
         asked = 0
         for paths, ids, pos in reads:
@@ -1444,9 +1430,7 @@ class GenerationReader(StartView):
         fields = {
             path: columns[path]
             if field.varies
-            else np.ascontiguousarray(columns[path]).reshape(
-                len(positions), *field.shape
-            )
+            else np.ascontiguousarray(columns[path]).reshape(len(positions), *field.shape)
             for path, field in stored.items()
         }
         return fields, whole
@@ -1511,9 +1495,7 @@ class GenerationReader(StartView):
             for path, field in zip(paths, fields, strict=True)
         }
 
-    def get_stored(
-        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
-    ) -> Fields:
+    def get_stored(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Fields of given rows as they are stored, with references where they vary.
 
         Args:
@@ -1531,9 +1513,13 @@ class GenerationReader(StartView):
         return fields
 
     def get_lengths(
-        self, paths: Sequence[str], env_ids: ArrayLike, positions: ArrayLike,
-        *, damaged: bool = False,
-    ) -> dict[str, Ids]:  # fmt: skip
+        self,
+        paths: Sequence[str],
+        env_ids: ArrayLike,
+        positions: ArrayLike,
+        *,
+        damaged: bool = False,
+    ) -> dict[str, Ids]:
         """Items of the values of given rows, without the values.
 
         Args:
@@ -1584,9 +1570,8 @@ class GenerationReader(StartView):
         return flags
 
     def gather_rows(
-        self, env_ids: Ids, positions: Ids, before: LimitsBefore, *,
-        copied: bool = False,
-    ) -> Batch:  # fmt: skip
+        self, env_ids: Ids, positions: Ids, before: LimitsBefore, *, copied: bool = False
+    ) -> Batch:
         """Stored fields of rows, and which are final.
 
         Args:
@@ -1650,9 +1635,7 @@ class GenerationReader(StartView):
         firsts = span.first[ids]
         return self._gather_between(ids, firsts, firsts + count, before)
 
-    def _gather_between(
-        self, ids: Ids, firsts: Ids, stops: Ids, before: LimitsBefore
-    ) -> Batch:
+    def _gather_between(self, ids: Ids, firsts: Ids, stops: Ids, before: LimitsBefore) -> Batch:
         lengths = stops - firsts
         total = int(lengths.sum())
         env_ids = np.repeat(ids, lengths)
@@ -1683,12 +1666,7 @@ class GenerationReader(StartView):
         one makes a copy of the page. So a stray store neither ends the process, as on
         a read-only mapping, nor changes a row that was published.
         """
-        store, span, ring, field = (
-            self._store,
-            self.span,
-            self._ring,
-            self._schema[path],
-        )
+        store, span, ring, field = (self._store, self.span, self._ring, self._schema[path])
         placement = record_layout(self._schema)
         first, stop = int(span.first[0]), int(span.stop[0])
         in_step = (span.first == first).all() and (span.stop == stop).all()
@@ -1738,9 +1716,7 @@ class GenerationReader(StartView):
         if len(rows):
             self._store.set(path, rows, column.reshape(-1, *field.shape))
 
-    def update_priorities(
-        self, sampler: Sampler, batch: Batch, values: ArrayLike
-    ) -> int:
+    def update_priorities(self, sampler: Sampler, batch: Batch, values: ArrayLike) -> int:
         """Pass priorities to a sampler; see `ReplayBuffer.update_priorities`."""
         # To ask isinstance for the protocol takes 9 us, a tenth of a whole turn.
         update = getattr(sampler, "update_priorities", None)
@@ -1777,9 +1753,7 @@ class GenerationReader(StartView):
                 "the buffer that drew it."
             )
 
-    def acknowledge(
-        self, sampler: Sampler, batch: Batch | dict[str, Any], sync: bool
-    ) -> int:
+    def acknowledge(self, sampler: Sampler, batch: Batch | dict[str, Any], sync: bool) -> int:
         """Store the uses of a batch; see `ReplayBuffer.acknowledge`."""
         counter = _counter("acknowledge", sampler)
         what: Draw | dict[str, Any]
@@ -1824,16 +1798,19 @@ def identity_of(files: OpenFiles) -> BufferIdentity:
     """Which buffer open files are of, for what is stored beside it."""
     metadata, epoch = files.metadata, files.commit.cut_epoch
     return BufferIdentity(
-        metadata.ring, files.path, metadata.uuid, metadata.generation, epoch,
-        files.commit.cuts if epoch else None, metadata.heap_nbytes,
-    )  # fmt: skip
+        metadata.ring,
+        files.path,
+        metadata.uuid,
+        metadata.generation,
+        epoch,
+        files.commit.cuts if epoch else None,
+        metadata.heap_nbytes,
+    )
 
 
 def _draw_again(batch: Batch) -> Draw:
     """Key, steps and offsets of a batch's draw, wherever its tensors are."""
-    draw = draw_of(
-        _array(batch.drawn("env_ids")), _array(batch.drawn("positions")), batch.key
-    )
+    draw = draw_of(_array(batch.drawn("env_ids")), _array(batch.drawn("positions")), batch.key)
     if batch.offsets is None:
         return draw
     return replace(draw, offsets=_array(batch.offsets))
@@ -1851,9 +1828,7 @@ def _counter(method: str, sampler: Sampler) -> UseCounter:
     return counters[0]
 
 
-def _clear_masked(
-    fields: Fields, unknown: frozenset[str], mask: NDArray[np.bool_]
-) -> None:
+def _clear_masked(fields: Fields, unknown: frozenset[str], mask: NDArray[np.bool_]) -> None:
     """Write 0 where the mask is false and the value is unknown: NaN times 0 is NaN.
 
     Losses that are weighed by the mask are then right without a look at the values.

@@ -16,16 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import wraps
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Literal,
-    NoReturn,
-    ParamSpec,
-    Self,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -195,9 +186,8 @@ class ReplayBuffer:
             ring = opened.metadata.ring
             try:
                 self.limit = limiter.bind(
-                    self.path, ring.capacity * ring.num_envs, self._count_rows,
-                    self._count_left_out,
-                )  # fmt: skip
+                    self.path, ring.capacity * ring.num_envs, self._count_rows, self._count_left_out
+                )
             except BaseException:
                 # A limiter that does not fit leaves nothing open either.
                 self._close_files()
@@ -278,9 +268,18 @@ class ReplayBuffer:
                 f"with engine={engine!r}. Pass a path, or engine='memory'."
             )
         metadata = opening.describe(
-            schema, capacity, num_envs, engine, layout, autoreset, user_metadata,
-            codec, level, chunk_crc32c, heap_bytes,
-        )  # fmt: skip
+            schema,
+            capacity,
+            num_envs,
+            engine,
+            layout,
+            autoreset,
+            user_metadata,
+            codec,
+            level,
+            chunk_crc32c,
+            heap_bytes,
+        )
         stated = stated_num_envs(schema)
         if num_envs == 1 and (stated or 1) > 1:
             raise SchemaError(
@@ -371,9 +370,7 @@ class ReplayBuffer:
             where = opening.absolute(path)
         else:
             where = zarr_group.folder_of(path)
-        opened = opening.open_writer(
-            where, on_resume, commit_every, allow_network, policy
-        )
+        opened = opening.open_writer(where, on_resume, commit_every, allow_network, policy)
         ring_nbytes = disk_space.ring_nbytes(opened.metadata, opened.commit.heads)
         try:
             disk_space.warn_where_short(where, opened.metadata, ring_nbytes, 2)
@@ -472,9 +469,14 @@ class ReplayBuffer:
             own = None if self.sampler is self._default_sampler else self.sampler
             policy = self.read_policy
             return _opened_again, (
-                type(self), where, own, list(self.transforms), self._limiter,
-                policy.read_mode, policy.advise,
-            )  # fmt: skip
+                type(self),
+                where,
+                own,
+                list(self.transforms),
+                self._limiter,
+                policy.read_mode,
+                policy.advise,
+            )
         raise FailedError(
             f"pickling or copying {name} needs a buffer opened with mode='r', but "
             f"this one is {state}. {way}."
@@ -807,9 +809,7 @@ class ReplayBuffer:
                 appender.validator.refuse_both(fields)
             appender.add(data, final_observation, env_ids)
 
-    def try_add(
-        self, data: Mapping[str, object], after: Heads | None = None
-    ) -> Heads | None:
+    def try_add(self, data: Mapping[str, object], after: Heads | None = None) -> Heads | None:
         """Add one step of each environment, if no value needs a conversion.
 
         A fast path for adapters: of any other step it returns None, and `add` casts the
@@ -926,8 +926,7 @@ class ReplayBuffer:
             )
         if callback is not None and appender.before_overwrite is not None:
             raise FailedError(
-                f"another callback already holds the rows of {self._name}. Close its "
-                "owner first."
+                f"another callback already holds the rows of {self._name}. Close its owner first."
             )
         appender.before_overwrite = callback
 
@@ -996,9 +995,7 @@ class ReplayBuffer:
             )
         return self.sample_by(self.sampler, batch_size, contiguous=contiguous)
 
-    def sample_by(
-        self, sampler: Sampler, batch_size: int, *, contiguous: bool = False
-    ) -> Batch:
+    def sample_by(self, sampler: Sampler, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with another sampler, in any process; see `sample`."""
         if sampler is not self._sampler:
             check_sampler(sampler)
@@ -1064,9 +1061,7 @@ class ReplayBuffer:
         return self._current().gather_all()
 
     @_retry_replaced
-    def get_field(
-        self, path: str, env_ids: ArrayLike, positions: ArrayLike
-    ) -> NDArray[np.generic]:
+    def get_field(self, path: str, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.generic]:
         """Read one field of given rows.
 
         Args:
@@ -1320,9 +1315,8 @@ class ReplayBuffer:
             self._rebuild(ring, self.schema, None, heap_nbytes)
 
     def add_field(
-        self, path: str, field: Field, fill: object, *,
-        heap_bytes: int | str | None = None,
-    ) -> None:  # fmt: skip
+        self, path: str, field: Field, fill: object, *, heap_bytes: int | str | None = None
+    ) -> None:
         """Add a field; rows before it read as fill.
 
         Args:
@@ -1351,9 +1345,12 @@ class ReplayBuffer:
             self._rebuild(ring, schema, {path: column}, heap_nbytes)
 
     def _rebuild(
-        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None,
+        self,
+        ring: Ring,
+        schema: Schema,
+        fill: dict[str, NDArray[np.generic]] | None,
         heap_nbytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         former, reader = self._files, self._reader
         metadata = former.metadata.next_generation(ring, schema, heap_nbytes)
         # Refused before the switch, which nothing takes back.
@@ -1397,11 +1394,7 @@ class ReplayBuffer:
                     raise
 
     def snapshot(
-        self,
-        path: opening.StrPath,
-        *,
-        pause: bool = False,
-        allow_network: bool = False,
+        self, path: opening.StrPath, *, pause: bool = False, allow_network: bool = False
     ) -> Snapshot:
         """Make a whole buffer elsewhere that holds what this one holds now.
 
@@ -1495,9 +1488,7 @@ class ReplayBuffer:
                     raise
                 former.close()
 
-    def _switch_to(
-        self, opened: OpenFiles, former: GenerationReader | None = None
-    ) -> None:
+    def _switch_to(self, opened: OpenFiles, former: GenerationReader | None = None) -> None:
         """Make a generation the current one; if this fails nothing has changed.
 
         The switch is made under the readers' lock, which the former reader hands to
@@ -1515,9 +1506,7 @@ class ReplayBuffer:
             self._stores.append(weakref.ref(opened.store))
             # A buffer that was dropped, or left open at exit, is closed all the same.
             # The finaliser holds the files only: it must not keep the buffer alive.
-            self._finalizer = weakref.finalize(
-                self, close_in_owner, opened, os.getpid()
-            )
+            self._finalizer = weakref.finalize(self, close_in_owner, opened, os.getpid())
 
     def _appender(self) -> Appender:
         """Return what adds rows.
@@ -1560,9 +1549,13 @@ def _opened_again(
 ) -> ReplayBuffer:
     """Open a buffer that was pickled."""
     buffer = kind.open(
-        where, sampler=sampler, transforms=transforms, limiter=limiter,
-        read_mode=read_mode, advise=advise,
-    )  # fmt: skip
+        where,
+        sampler=sampler,
+        transforms=transforms,
+        limiter=limiter,
+        read_mode=read_mode,
+        advise=advise,
+    )
     if sampler is not None and unseeded(sampler, elsewhere=True):
         buffer._num_forks = -1  # of no count of forks: `sample` refuses, as in a child
     return buffer

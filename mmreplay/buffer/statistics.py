@@ -34,8 +34,7 @@ OPENINGS = {
     "live": "a writer is at work",
     "killed": "the writer was killed; no published row is lost",
     "failed": "a sync failed: rows above the last commit are discarded",
-    "power_cut": "as after a power cut (or a copy): rows above the last commit are "
-    "discarded",
+    "power_cut": "as after a power cut (or a copy): rows above the last commit are discarded",
 }
 """What the kinds of `Recovery.how` mean."""
 
@@ -78,9 +77,7 @@ def _stored(folder: Path | None, kind: ColumnKind) -> list[str]:
     root = None if folder is None else folder / "samplers"
     if root is None or not root.is_dir():
         return []
-    return sorted(
-        name for name in files.names(root) if (root / name / kind.file).exists()
-    )
+    return sorted(name for name in files.names(root) if (root / name / kind.file).exists())
 
 
 def left_behind(folder: Path | None) -> list[str]:
@@ -237,9 +234,7 @@ def commit_facts(buffer: ReplayBuffer, folder: Path | None = None) -> dict[str, 
         birth = file.identity()[2]
     finally:
         file.close()
-    slots = commit.split(
-        data, metadata.uuid, metadata.generation, num_envs, heap_nbytes
-    )
+    slots = commit.split(data, metadata.uuid, metadata.generation, num_envs, heap_nbytes)
     record = commit.newest_durable(slots)
     heads = buffer.recovery.committed if record is None else record.heads
     # A commit that raises the limits alone repeats the heads of the last commit.

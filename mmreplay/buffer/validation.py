@@ -16,12 +16,7 @@ from mmreplay.nesting import flatten, meant
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
-from mmreplay.schema.varying import (
-    ValueList,
-    convert_varying,
-    leading_axes,
-    list_plain,
-)
+from mmreplay.schema.varying import ValueList, convert_varying, leading_axes, list_plain
 from mmreplay.storage.layout import packer, record_layout
 
 Columns = dict[str, Any]
@@ -56,8 +51,7 @@ class StepValidator:
         self._varying = {path: schema.fields[path] for path in schema.varying}
         single = num_envs == 1
         self._scalars = {
-            path: _scalars(field) if single else {}
-            for path, field in schema.fields.items()
+            path: _scalars(field) if single else {} for path, field in schema.fields.items()
         }
         self._packer = packer(schema, record_layout(schema), num_envs)
         self._observation = schema.role("observation")
@@ -89,8 +83,7 @@ class StepValidator:
             SchemaError: Always.
         """
         raise SchemaError(
-            "add takes a mapping or keywords, got both. Put "
-            f"{sorted(fields)} into the mapping."
+            f"add takes a mapping or keywords, got both. Put {sorted(fields)} into the mapping."
         )
 
     def refuse_positional(self, count: int, call: str) -> NoReturn:
@@ -189,9 +182,7 @@ class StepValidator:
 
     def _no_mapping(self, data: object) -> SchemaError:
         way_out = "Pass the fields by name."
-        if isinstance(data, list | tuple) and any(
-            isinstance(each, Mapping) for each in data
-        ):
+        if isinstance(data, list | tuple) and any(isinstance(each, Mapping) for each in data):
             way_out = "Pass each step to add, or stack them by field for extend."
         return SchemaError(
             f"data must be a mapping of {list(self._names)}, or keywords, got "
@@ -207,9 +198,7 @@ class StepValidator:
         if missing:
             differences.append(f"missing fields {missing}")
         way_out = "Fix the names, or make a buffer with another schema."
-        if own := [
-            path for path in missing if path in ("env_ids", "final_observation")
-        ]:
+        if own := [path for path in missing if path in ("env_ids", "final_observation")]:
             way_out = f"{own[0]} is a keyword of the call: pass the step as a dict."
         if unknown == ["next_observation"] and "observation" in self._names:
             way_out = "Leave it out: it is read from the row of the next step."
@@ -235,9 +224,7 @@ class StepValidator:
             value = data[path]
             if type(value) is np.ndarray and value.dtype == dtype:
                 got = value.shape
-                if (got == shape and count == self._num_envs) or (
-                    single and got == alone
-                ):
+                if (got == shape and count == self._num_envs) or (single and got == alone):
                     columns[path] = value
                     continue
             else:
@@ -358,9 +345,7 @@ class StepValidator:
                 f"got {got}. Give every field the same T."
             )
 
-    def _ragged_block(
-        self, path: str, value: Any, count: int, joined: bool
-    ) -> Ragged | ValueList:
+    def _ragged_block(self, path: str, value: Any, count: int, joined: bool) -> Ragged | ValueList:
         """Check T steps of a field that varies; return shape ``(T, count)``."""
         field, single = self._schema.fields[path], self._num_envs == 1
         # The only one of several environments that is named has an axis all the same.
@@ -405,8 +390,7 @@ class StepValidator:
         if role is None or self._schema.role("next_observation") is not None:
             why = "no observation field" if role is None else "a next_observation field"
             raise SchemaError(
-                f"final_observation: the schema has {why}, so none can be stored. "
-                "Leave it out."
+                f"final_observation: the schema has {why}, so none can be stored. Leave it out."
             )
         if self._one_by_one(observation):
             return self._final_cells(observation, ended)
@@ -418,9 +402,7 @@ class StepValidator:
             if field.varies:
                 given_axes = leading_axes(field, value)
                 alone = self._num_envs == 1 and given_axes == len(lead) - 1
-                values = convert_varying(
-                    field, value, name, lead[:-1] if alone else lead
-                )
+                values = convert_varying(field, value, name, lead[:-1] if alone else lead)
                 finals[path] = values.reshape(*lead)
                 continue
             axes = len(lead) + len(field.shape)
@@ -457,8 +439,7 @@ class StepValidator:
         branch = self._schema.role_paths("observation") != (self._observation,)
         nested = (Mapping, tuple) if branch else Mapping
         return any(
-            item is None or isinstance(item, nested) or self._one_by_one(item)
-            for item in value
+            item is None or isinstance(item, nested) or self._one_by_one(item) for item in value
         )
 
     def _final_cells(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
@@ -553,9 +534,7 @@ def _fill(cells: NDArray[np.object_], values: object) -> None:
     if values is None:
         return
     count = 0
-    if isinstance(values, list | tuple) or (
-        isinstance(values, np.ndarray) and values.ndim
-    ):
+    if isinstance(values, list | tuple) or (isinstance(values, np.ndarray) and values.ndim):
         count = len(values)
     if cells.shape == (1,) and not (count == 1 and _is_list(values)):
         # Of the only environment, without an axis for it.

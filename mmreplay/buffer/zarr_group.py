@@ -92,9 +92,7 @@ def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
     data, *_ = blobs.look(asked, zarr_hierarchy.MAX_JSON_NBYTES)
     if data is None:
         return source
-    metadata = metadata_file.decode(
-        data, Path(source.location) / metadata_file.FILE_NAME
-    )
+    metadata = metadata_file.decode(data, Path(source.location) / metadata_file.FILE_NAME)
     if metadata.engine != "zarr":
         raise FormatError(
             f"{source}: a remote buffer must have engine 'zarr', got "
@@ -112,12 +110,16 @@ def _ours(
     reader = ChunkedReader(blobs, complete=True)
     flags = sealed_group.read_flags(group, reader)
     metadata = Metadata(
-        group.uuid, "", group.generation, "zarr", group.autoreset, group.ring,
-        group.schema, group.user_metadata,
-    )  # fmt: skip
-    store = GroupStore(
-        group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True
+        group.uuid,
+        "",
+        group.generation,
+        "zarr",
+        group.autoreset,
+        group.ring,
+        group.schema,
+        group.user_metadata,
     )
+    store = GroupStore(group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True)
     mapping = _mapping(source, hierarchy, group.arrays, notes, reader, ours=True)
     return _opened(source, metadata, store, mapping, group.first, group.stop)
 
@@ -129,15 +131,10 @@ def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> OpenFiles
     rows = len(steps.flags)
     ring = Ring(rows, 1, "env_major", 1, 1, rows)
     metadata = Metadata(
-        _uuid(steps.schema, steps.flags), "", 1, "zarr", "disabled", ring,
-        steps.schema, {},
-    )  # fmt: skip
-    store = GroupStore(
-        ring, steps.schema, steps.arrays, steps.flags, blobs, reader, by_env=False
+        _uuid(steps.schema, steps.flags), "", 1, "zarr", "disabled", ring, steps.schema, {}
     )
-    mapping = _mapping(
-        source, hierarchy, steps.arrays, mapper.notes, reader, ours=False
-    )
+    store = GroupStore(ring, steps.schema, steps.arrays, steps.flags, blobs, reader, by_env=False)
+    mapping = _mapping(source, hierarchy, steps.arrays, mapper.notes, reader, ours=False)
     zero = np.zeros(1, np.int64)
     return _opened(source, metadata, store, mapping, zero, zero + rows)
 
@@ -149,24 +146,35 @@ def _uuid(schema: Schema, flags: NDArray[np.uint8]) -> bytes:
 
 
 def _mapping(
-    source: ZarrSource, hierarchy: Hierarchy, arrays: Mapping[str, ForeignArray],
-    notes: Notes, reader: ChunkedReader, *, ours: bool,
-) -> GroupMapping:  # fmt: skip
+    source: ZarrSource,
+    hierarchy: Hierarchy,
+    arrays: Mapping[str, ForeignArray],
+    notes: Notes,
+    reader: ChunkedReader,
+    *,
+    ours: bool,
+) -> GroupMapping:
     return GroupMapping(
-        source.location, hierarchy.version, ours,
+        source.location,
+        hierarchy.version,
+        ours,
         {path: array.name for path, array in arrays.items()},
         {path: array.summary for path, array in arrays.items()},
-        tuple(notes.notes), tuple(notes.doubts), reader.missing,
-    )  # fmt: skip
+        tuple(notes.notes),
+        tuple(notes.doubts),
+        reader.missing,
+    )
 
 
 def _opened(
-    source: ZarrSource, metadata: Metadata, store: GroupStore, mapping: GroupMapping,
-    first: Ids, stop: Ids,
-) -> OpenFiles:  # fmt: skip
+    source: ZarrSource,
+    metadata: Metadata,
+    store: GroupStore,
+    mapping: GroupMapping,
+    first: Ids,
+    stop: Ids,
+) -> OpenFiles:
     commit = MemoryCommitState(metadata.ring.num_envs)
     commit.publish(stop, stop, first)
     recovered = Recovery("clean", stop, stop)
-    return OpenFiles(
-        None, metadata, store, commit, recovered, source=source, mapping=mapping
-    )
+    return OpenFiles(None, metadata, store, commit, recovered, source=source, mapping=mapping)

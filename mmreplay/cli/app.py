@@ -77,11 +77,10 @@ def _common(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True,
-            help="Print the version.",
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Disk-backed experience datasets for reinforcement learning."""
     try:
         kernels.choice()
@@ -90,9 +89,21 @@ def _common(
 
 
 for command in (
-    record, info, head, plan, stats, plot, convert, verify, clear, resize,
-    snapshot, repair, compact, view,
-):  # fmt: skip
+    record,
+    info,
+    head,
+    plan,
+    stats,
+    plot,
+    convert,
+    verify,
+    clear,
+    resize,
+    snapshot,
+    repair,
+    compact,
+    view,
+):
     app.command(command.__name__)(command)
 app.add_typer(ray, name="ray")
 

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
 
-def clear(
-    path: BufferPath,
-    env: Envs = None,
-    yes: Yes = False,
-    json: Json = False,
-) -> None:
+def clear(path: BufferPath, env: Envs = None, yes: Yes = False, json: Json = False) -> None:
     """Remove all rows; positions continue from where they are."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.buffer.zarr_group import folder_of
@@ -50,9 +45,7 @@ def clear(
     if json:
         show.print_json({"path": str(path), "rows_given_up": num_rows, "steps": left})
     else:
-        show.print_line(
-            f"removed {show.plural(num_rows, 'row')}, {show.plural(left, 'step')} left"
-        )
+        show.print_line(f"removed {show.plural(num_rows, 'row')}, {show.plural(left, 'step')} left")
 
 
 def resize(
@@ -60,14 +53,16 @@ def resize(
     capacity: Annotated[
         int,
         typer.Argument(
-            parser=parse_count, metavar="CAPACITY", show_default=False,
+            parser=parse_count,
+            metavar="CAPACITY",
+            show_default=False,
             help="Rows per environment, such as 1e6.",
         ),
     ],
     heap_bytes: Annotated[int | None, heap_bytes_option("as many as before")] = None,
     yes: Yes = False,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Keep the newest rows in a ring of another capacity; safe to kill."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.buffer.zarr_group import folder_of
@@ -102,9 +97,7 @@ def resize(
         f"{show.plural(lost, 'row')} removed, {show.plural(steps, 'step')} left"
     )
     if heap_bytes != heap_before:
-        show.print_line(
-            f"heap_bytes {show.count(heap_before)} -> {show.count(heap_bytes)}"
-        )
+        show.print_line(f"heap_bytes {show.count(heap_before)} -> {show.count(heap_bytes)}")
 
 
 def _count_lost(buffer: ReplayBuffer, capacity: int, heap_bytes: int | None) -> int:

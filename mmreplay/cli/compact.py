@@ -29,14 +29,14 @@ def compact(
     target: Annotated[
         Path,
         typer.Argument(
-            parser=parse_path, metavar="TARGET", help="The new buffer's folder.",
-            show_default=False,
+            parser=parse_path, metavar="TARGET", help="The new buffer's folder.", show_default=False
         ),
     ],
     codec: Annotated[
         str,
         typer.Option(
-            "--codec", metavar="|".join([*CODECS, RAW]),
+            "--codec",
+            metavar="|".join([*CODECS, RAW]),
             autocompletion=completing(*CODECS, RAW),
             help="Codec of the shards; raw for uncompressed mapped files.",
         ),
@@ -46,7 +46,7 @@ def compact(
         bool, typer.Option("--chunk-crc32c", help="A checksum for every chunk.")
     ] = False,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Copy a buffer into compressed Zarr shards, or back into plain files."""
     check_choice("--codec", codec, (*CODECS, RAW))
     if codec == RAW and (level is not None or chunk_crc32c):
@@ -57,9 +57,13 @@ def compact(
 
     with copying_to(target), show.waiting("copying") as progress:
         made = copy(
-            path, target, codec=None if codec == RAW else codec,  # type: ignore[arg-type]  # checked above
-            level=level, chunk_crc32c=chunk_crc32c, progress=progress,
-        )  # fmt: skip
+            path,
+            target,
+            codec=None if codec == RAW else codec,  # type: ignore[arg-type]  # checked above
+            level=level,
+            chunk_crc32c=chunk_crc32c,
+            progress=progress,
+        )
     if json:
         show.print_json({**asdict(made), "path": str(path), "target": str(target)})
         return

@@ -41,99 +41,112 @@ PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 Source = Annotated[
     Path,
     typer.Argument(
-        parser=parse_path,
-        metavar="SRC",
-        help="A buffer's folder, or a file.",
-        show_default=False,
+        parser=parse_path, metavar="SRC", help="A buffer's folder, or a file.", show_default=False
     ),
 ]
 Target = Annotated[
     Path,
     typer.Argument(
-        parser=parse_path, metavar="DST", show_default=False,
+        parser=parse_path,
+        metavar="DST",
+        show_default=False,
         help="The target: its suffix names the format; without a suffix, a buffer.",
     ),
-]  # fmt: skip
+]
 From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="FORMAT", help="Format of SRC.", show_default=False),
+    str | None, typer.Option("--from", metavar="FORMAT", help="Format of SRC.", show_default=False)
 ]
 To = Annotated[
-    str | None,
-    typer.Option("--to", metavar="FORMAT", help="Format of DST.", show_default=False),
+    str | None, typer.Option("--to", metavar="FORMAT", help="Format of DST.", show_default=False)
 ]
 Fields = Annotated[
     str | None,
     typer.Option(
-        "--fields", metavar="A,B", show_default=False,
+        "--fields",
+        metavar="A,B",
+        show_default=False,
         help="Only these fields or subtrees, separated by commas; also by the names "
         "that columns have in SRC.",
     ),
-]  # fmt: skip
+]
 Episodes = Annotated[
     str | None,
     typer.Option(
-        "--episodes", metavar="A:B", show_default=False,
-        help="Only these complete episodes, counted environment by environment; A is "
-             "one.",
+        "--episodes",
+        metavar="A:B",
+        show_default=False,
+        help="Only these complete episodes, counted environment by environment; A is one.",
     ),
-]  # fmt: skip
+]
 Rows = Annotated[
     str | None,
     typer.Option(
-        "--rows", metavar="A:B", show_default=False,
+        "--rows",
+        metavar="A:B",
+        show_default=False,
         help="Only these rows, counted in the same way, among the selected episodes "
-             "and environments.",
+        "and environments.",
     ),
-]  # fmt: skip
+]
 Select = Annotated[
     Path | None,
     typer.Option(
-        "--select", parser=parse_path, metavar="FILE", show_default=False,
+        "--select",
+        parser=parse_path,
+        metavar="FILE",
+        show_default=False,
         help="Only the rows that a file of the page (mmreplay view) selects.",
     ),
-]  # fmt: skip
+]
 Priorities = Annotated[
     str | None,
     typer.Option(
-        "--priorities", metavar="NAME", show_default=False,
-        help="Sampler whose stored priorities are converted too; from a file: its name "
-             "in DST.",
+        "--priorities",
+        metavar="NAME",
+        show_default=False,
+        help="Sampler whose stored priorities are converted too; from a file: its name in DST.",
     ),
-]  # fmt: skip
+]
 Compression = Annotated[
     str | None,
     typer.Option(
-        "--compression", metavar="NAME", show_default=False,
+        "--compression",
+        metavar="NAME",
+        show_default=False,
         help="Compression of DST, such as deflate for npz; for formats that have it.",
     ),
-]  # fmt: skip
+]
 Capacity = Annotated[
     int | None,
     typer.Option(
-        "--capacity", parser=parse_count, metavar="N", show_default=False,
+        "--capacity",
+        parser=parse_count,
+        metavar="N",
+        show_default=False,
         help="Capacity per environment of a new buffer; the source's by default.",
     ),
-]  # fmt: skip
-HeapBytes = Annotated[
-    int | None, heap_bytes_option("the source's, or planned by its values")
 ]
+HeapBytes = Annotated[int | None, heap_bytes_option("the source's, or planned by its values")]
 AutoresetName = Annotated[
     str | None,
     typer.Option(
-        "--autoreset", metavar="NAME", show_default=False,
+        "--autoreset",
+        metavar="NAME",
+        show_default=False,
         help="What the environments of SRC did at episode ends, where its rows do not "
-             "say it: next_step, same_step or disabled.",
+        "say it: next_step, same_step or disabled.",
     ),
-]  # fmt: skip
+]
 FormatOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", "-o", metavar="NAME=VALUE", show_default=False,
-        help="An option of the formats; from.NAME or to.NAME for one of them; repeat "
-             "it.",
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="An option of the formats; from.NAME or to.NAME for one of them; repeat it.",
     ),
-]  # fmt: skip
+]
 
 
 def convert(
@@ -159,15 +172,12 @@ def convert(
     ] = False,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Refuse a source whose meaning would have to be guessed."
-        ),
+        typer.Option("--strict", help="Refuse a source whose meaning would have to be guessed."),
     ] = False,
     allow_pickle: Annotated[
         bool,
         typer.Option(
-            "--allow-pickle",
-            help="Run a pickle, which is a program: only if you trust its maker.",
+            "--allow-pickle", help="Run a pickle, which is a program: only if you trust its maker."
         ),
     ] = False,
     dry_run: Annotated[
@@ -188,11 +198,15 @@ def convert(
     source = transfer.local(source, "SRC", remote=True)
     target = transfer.local(target, "DST")
     named = {
-        "capacity": capacity, "engine": engine, "codec": codec,
-        "compression": compression, "priorities": priorities,
-        "allow_pickle": allow_pickle or None, "heap_bytes": heap_bytes,
+        "capacity": capacity,
+        "engine": engine,
+        "codec": codec,
+        "compression": compression,
+        "priorities": priorities,
+        "allow_pickle": allow_pickle or None,
+        "heap_bytes": heap_bytes,
         "autoreset": autoreset,
-    }  # fmt: skip
+    }
     options = read_options(option or [])
     options |= {name: value for name, value in named.items() if value is not None}
     reads = registry.source_format(source, from_)
@@ -209,11 +223,7 @@ def convert(
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     reporting = _report_interrupts(target, typed)
-    with (
-        reporting,
-        name_source(source),
-        transfer.name_shared_options(options, reading, writing),
-    ):
+    with reporting, name_source(source), transfer.name_shared_options(options, reading, writing):
         opened = transfer.open_source(source, reads, reading, choice)
     with _report_interrupts(target, typed), name_source(source), opened as reader:
         if dry_run:
@@ -225,14 +235,17 @@ def convert(
             _print_plan(reader, about, *facts, json)
             return
         about = reader.describe()
-        meter = Meter(
-            about.rows, about.row_nbytes, None, what="converting", unit="rows"
-        )
+        meter = Meter(about.rows, about.row_nbytes, None, what="converting", unit="rows")
         with meter:
             report = transfer.write_target(
-                reader, target, writes, writing, overwrite=overwrite, strict=strict,
+                reader,
+                target,
+                writes,
+                writing,
+                overwrite=overwrite,
+                strict=strict,
                 progress=lambda done, _: meter.update(done, done - meter.done),
-            )  # fmt: skip
+            )
     _print_report(report, typed, json)
 
 
@@ -309,9 +322,7 @@ def read_options(texts: list[str]) -> dict[str, object]:
             value = text
         name = name.replace("-", "_")
         if name in options:
-            raise usage_error(
-                f"--option must give {name!r} once, got {assignment!r} too"
-            )
+            raise usage_error(f"--option must give {name!r} once, got {assignment!r} too")
         options[name] = value
     return options
 
@@ -356,8 +367,7 @@ def _print_plan(
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields
     rows = [
-        [path, f.dtype if f.kind == "array" else f.kind, _shape_of(f)]
-        for path, f in fields.items()
+        [path, f.dtype if f.kind == "array" else f.kind, _shape_of(f)] for path, f in fields.items()
     ]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
     _print_notes(notes, reader.report.doubts)

@@ -52,10 +52,12 @@ def _print(facts: dict[str, Any]) -> None:
             ("holds", f"{show.plural(facts['rows'], 'row')} of {envs}"),
             ("episodes", count(facts["episodes"])),
             ("legal starts", show.starts(facts)),
-            ("next unknown", f"{show.plural(facts['never_drawn_steps'], 'step')} "
-                            "(no next observation)"),
+            (
+                "next unknown",
+                f"{show.plural(facts['never_drawn_steps'], 'step')} (no next observation)",
+            ),
         ],
-    )  # fmt: skip
+    )
     roles = {path: role for role, path in facts["roles"].items()}
     rows = []
     for field in facts["schema"]:
@@ -64,11 +66,14 @@ def _print(facts: dict[str, Any]) -> None:
         shape = str(list(field["shape"])) if field["shape"] else "scalar"
         rows.append(
             [
-                path, field["dtype"], shape, role,
+                path,
+                field["dtype"],
+                shape,
+                role,
                 facts["arrays"].get(path, "derived from flags"),
                 facts["packed"].get(path, ""),
             ]
-        )  # fmt: skip
+        )
     titles = ["field", "dtype", "shape", "role", "array", "packed"]
     show.print_table(titles, rows, left=6)
     for kind in ("notes", "doubts"):

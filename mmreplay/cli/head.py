@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import (
-    BufferPath,
-    Json,
-    check_env,
-    parse_count,
-    parse_integer,
-)
+from mmreplay.cli.options import BufferPath, Json, check_env, parse_count, parse_integer
 from mmreplay.errors import EmptyError
 
 if TYPE_CHECKING:
@@ -34,10 +28,7 @@ def head(
         int, typer.Option("--rows", "-n", parser=parse_count, metavar="N", help="Rows.")
     ] = 5,
     env: Annotated[
-        int,
-        typer.Option(
-            "--env", parser=parse_integer, metavar="N", help="The environment."
-        ),
+        int, typer.Option("--env", parser=parse_integer, metavar="N", help="The environment.")
     ] = 0,
     newest: Annotated[
         bool, typer.Option("--newest", help="The newest rows, not the oldest.")
@@ -61,9 +52,7 @@ def head(
         show.print_table(names, cells, left=0)
 
 
-def read(
-    buffer: ReplayBuffer, env: int, count: int, newest: bool
-) -> list[dict[str, Any]]:
+def read(buffer: ReplayBuffer, env: int, count: int, newest: bool) -> list[dict[str, Any]]:
     """Rows as JSON values by path, with their positions and marks."""
     import numpy as np
 
@@ -81,9 +70,7 @@ def read(
     episodes = buffer.episodes.episodes(env)
     starts = set(episodes.begin[~episodes.headless].tolist())
     which = np.searchsorted(episodes.begin, positions, side="right") - 1
-    columns = {
-        path: buffer.get_field(path, env, positions) for path in buffer.schema.paths
-    }
+    columns = {path: buffer.get_field(path, env, positions) for path in buffer.schema.paths}
     found = []
     for index, position in enumerate(positions.tolist()):
         inside = which[index] >= 0 and position < episodes.end[which[index]]

@@ -24,10 +24,7 @@ LISTED_ENVS = 16
 def info(
     path: MaybePath = None,
     build: Annotated[
-        bool,
-        typer.Option(
-            "--build", help="Show the installation of mmreplay instead of a buffer."
-        ),
+        bool, typer.Option("--build", help="Show the installation of mmreplay instead of a buffer.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -82,10 +79,7 @@ def _newest(buffer: ReplayBuffer) -> dict[str, Any]:
     from mmreplay.stats import episode_table
 
     table = episode_table(buffer, newest=-(-NEWEST_EPISODES // buffer.num_envs))
-    return {
-        "newest_returns": summary(table.returns),
-        "newest_lengths": summary(table.lengths),
-    }
+    return {"newest_returns": summary(table.returns), "newest_lengths": summary(table.lengths)}
 
 
 def summary(values: Any) -> dict[str, float] | None:
@@ -114,36 +108,57 @@ def _print(name: str, facts: dict[str, Any]) -> None:
     show.print_facts(
         name,
         [
-            ("is", f"{facts['engine']}, {facts['layout']}, autoreset "
-                   f"{facts['autoreset']}, generation {facts['generation']}, "
-                   f"created {facts['created']}"),
-            ("capacity", f"{ring} ({count(facts['slots'])} slots: reserve "
-                         f"{count(facts['reserve'])}, blocks of "
-                         f"{count(facts['block_rows'])})"),
-            ("holds", f"{show.plural(facts['steps'], 'step')}, "
-                      f"{show.plural(facts['final_rows'], 'final row')}"),
+            (
+                "is",
+                f"{facts['engine']}, {facts['layout']}, autoreset "
+                f"{facts['autoreset']}, generation {facts['generation']}, "
+                f"created {facts['created']}",
+            ),
+            (
+                "capacity",
+                f"{ring} ({count(facts['slots'])} slots: reserve "
+                f"{count(facts['reserve'])}, blocks of "
+                f"{count(facts['block_rows'])})",
+            ),
+            (
+                "holds",
+                f"{show.plural(facts['steps'], 'step')}, "
+                f"{show.plural(facts['final_rows'], 'final row')}",
+            ),
             ("legal starts", show.starts(facts)),
-            ("next unknown", f"{show.plural(facts['never_drawn_steps'], 'step')} "
-                            "(no next observation: truncated without a final row, or "
-                            "before a break)"),
-            ("episodes", f"{count(episodes['count'])}, of them "
-                         f"{count(episodes['running'])} unfinished, "
-                         f"{count(episodes['headless'])} without their first steps"),
+            (
+                "next unknown",
+                f"{show.plural(facts['never_drawn_steps'], 'step')} "
+                "(no next observation: truncated without a final row, or "
+                "before a break)",
+            ),
+            (
+                "episodes",
+                f"{count(episodes['count'])}, of them "
+                f"{count(episodes['running'])} unfinished, "
+                f"{count(episodes['headless'])} without their first steps",
+            ),
             ("returns", _summary(facts["newest_returns"])),
             ("lengths", _summary(facts["newest_lengths"])),
-            ("on disk", f"{format_size(on_disk['allocated'])} allocated, "
-                        f"{format_size(on_disk['apparent'])} apparent"),
+            (
+                "on disk",
+                f"{format_size(on_disk['allocated'])} allocated, "
+                f"{format_size(on_disk['apparent'])} apparent",
+            ),
             *_compressed(facts),
             *_heap(facts),
-            ("RAM, find", f"{format_size(facts['index_nbytes'])} at most where rows "
-                          "are looked up by a column"),
+            (
+                "RAM, find",
+                f"{format_size(facts['index_nbytes'])} at most where rows "
+                "are looked up by a column",
+            ),
             ("last commit", _committed(facts)),
             *_exposed(facts["commit"]),
             ("opening", _last_opening(facts["recovery"])),
             ("writer", _holder(facts["writer"])),
             *_slow(facts),
         ],
-    )  # fmt: skip
+    )
     _print_schema(facts)
     _print_envs(facts)
 
@@ -176,9 +191,7 @@ def _heap(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if fit is not None and fit >= capacity:
         text += "; all rows fit: capacity is the tighter bound"
     elif fit is not None:
-        text += (
-            f"; about {show.plural(fit, 'row')} fit: heap_bytes is the tighter bound"
-        )
+        text += f"; about {show.plural(fit, 'row')} fit: heap_bytes is the tighter bound"
     return [("heap", text)]
 
 
@@ -255,9 +268,7 @@ def _print_schema(facts: dict[str, Any]) -> None:
     rows = []
     for field in facts["schema"]:
         path = field["name"]
-        role = next(
-            (r for top, r in roles.items() if f"{path}/".startswith(f"{top}/")), ""
-        )
+        role = next((r for top, r in roles.items() if f"{path}/".startswith(f"{top}/")), "")
         options = [option for option in ("mutable", "exact") if field[option]]
         dtype, shape = field["dtype"], str(list(field["shape"]) or "scalar")
         if "max_length" in field:
@@ -273,11 +284,14 @@ def _print_envs(facts: dict[str, Any]) -> None:
         [str(env_id), *(show.count(n) for n in numbers)]
         for env_id, numbers in enumerate(
             zip(
-                facts["tails"], facts["heads"], facts["sizes"],
-                facts["commit"]["heads"], strict=True,
+                facts["tails"],
+                facts["heads"],
+                facts["sizes"],
+                facts["commit"]["heads"],
+                strict=True,
             )
         )
-    ]  # fmt: skip
+    ]
     show.print_table(["env", "first", "head", "steps", "committed"], rows[:LISTED_ENVS])
     if len(rows) > LISTED_ENVS:
         typer.echo(f"... and {len(rows) - LISTED_ENVS} more; --json lists them all")

@@ -11,9 +11,22 @@ from mmreplay.cli import show
 
 # Those that decide what runs and what can be read, needed or not.
 LIBRARIES = (
-    "numpy", "torch", "google-crc32c", "isal", "zarr", "numcodecs", "safetensors",
-    "pyarrow", "gymnasium", "ale-py", "mujoco", "h5py", "matplotlib", "typer", "rich",
-)  # fmt: skip
+    "numpy",
+    "torch",
+    "google-crc32c",
+    "isal",
+    "zarr",
+    "numcodecs",
+    "safetensors",
+    "pyarrow",
+    "gymnasium",
+    "ale-py",
+    "mujoco",
+    "h5py",
+    "matplotlib",
+    "typer",
+    "rich",
+)
 
 
 def print_installation(json: bool) -> None:
@@ -35,8 +48,7 @@ def facts() -> dict[str, Any]:
         "implementation": platform.python_implementation(),
         "system": f"{platform.system()} {platform.machine()}",
         "kernels": {
-            name: {"runs": kernel.runs, "why": kernel.why}
-            for name, kernel in chosen.items()
+            name: {"runs": kernel.runs, "why": kernel.why} for name, kernel in chosen.items()
         },
         "libraries": {name: _version(name) for name in LIBRARIES},
     }
@@ -55,9 +67,6 @@ def _print(built: dict[str, Any]) -> None:
         for name, kernel in built["kernels"].items()
     ]
     python = f"{built['python']} ({built['implementation']}, {built['system']})"
-    libraries = [
-        (name, version or "not installed")
-        for name, version in built["libraries"].items()
-    ]
+    libraries = [(name, version or "not installed") for name, version in built["libraries"].items()]
     title = f"mmreplay {built['version']}"
     show.print_facts(title, [*runs, ("python", python), *libraries])

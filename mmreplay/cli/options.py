@@ -80,9 +80,7 @@ def parse_path(argument: object) -> Path:
         BadParameter: It is empty, as an unset variable of a shell is.
     """
     if not str(argument):
-        raise typer.BadParameter(
-            "the path is empty. Name a file or folder, such as '.'"
-        )
+        raise typer.BadParameter("the path is empty. Name a file or folder, such as '.'")
     return Path(os.path.expanduser(str(argument)))
 
 
@@ -108,19 +106,13 @@ def usage_error(message: str) -> Exception:
 BufferPath = Annotated[
     Path,
     typer.Argument(
-        parser=parse_path,
-        metavar="PATH",
-        help="The buffer's folder.",
-        show_default=False,
+        parser=parse_path, metavar="PATH", help="The buffer's folder.", show_default=False
     ),
 ]
 MaybePath = Annotated[
     Path | None,
     typer.Argument(
-        parser=parse_path,
-        metavar="PATH",
-        help="The buffer's folder.",
-        show_default=False,
+        parser=parse_path, metavar="PATH", help="The buffer's folder.", show_default=False
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
@@ -128,51 +120,63 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NumEnvs = Annotated[
     int | None,
     typer.Option(
-        "--num-envs", parser=parse_num_envs, metavar="N", help="Environments.",
-        show_default=False,
+        "--num-envs", parser=parse_num_envs, metavar="N", help="Environments.", show_default=False
     ),
-]  # fmt: skip
+]
 Envs = Annotated[
     list[int] | None,
     typer.Option(
-        "--env", parser=parse_integer, metavar="N", show_default=False,
+        "--env",
+        parser=parse_integer,
+        metavar="N",
+        show_default=False,
         help="Only this environment; repeat it for more.",
     ),
-]  # fmt: skip
+]
 
 
 def heap_bytes_option(default: str = "") -> Any:
     """Return the option ``--heap-bytes``; the help says what holds without it."""
     return typer.Option(
-        "--heap-bytes", parser=parse_size, metavar="SIZE", show_default=False,
+        "--heap-bytes",
+        parser=parse_size,
+        metavar="SIZE",
+        show_default=False,
         help="Bytes of each environment for values that vary, such as 1GiB"
         f"{f'; by default {default}' if default else ''}.",
-    )  # fmt: skip
+    )
 
 
 EngineName = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="|".join(ON_DISK), show_default=False,
+        "--engine",
+        metavar="|".join(ON_DISK),
+        show_default=False,
         autocompletion=completing(*ON_DISK),
         help="Engine of a new buffer: memmap, or zarr for compressed shards.",
     ),
-]  # fmt: skip
+]
 CodecName = Annotated[
     str | None,
     typer.Option(
-        "--codec", metavar="|".join(CODECS), show_default=False,
+        "--codec",
+        metavar="|".join(CODECS),
+        show_default=False,
         autocompletion=completing(*CODECS),
         help="Codec of the shards with --engine zarr.",
     ),
-]  # fmt: skip
+]
 Level = Annotated[
     int | None,
     typer.Option(
-        "--level", parser=parse_integer, metavar="N", show_default=False,
+        "--level",
+        parser=parse_integer,
+        metavar="N",
+        show_default=False,
         help="Level of the codec; higher is smaller and slower to write.",
     ),
-]  # fmt: skip
+]
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -185,9 +189,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise usage_error(
-            f"{question} There is no terminal to ask on. Add --yes to confirm."
-        )
+        raise usage_error(f"{question} There is no terminal to ask on. Add --yes to confirm.")
     if not typer.confirm(printable(question), err=True):
         raise typer.Abort
 
@@ -199,9 +201,7 @@ def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None
         UsageError: It is none of them.
     """
     if value is not None and value not in choices:
-        raise usage_error(
-            f"{option} must be one of {', '.join(choices)}, got {value!r}"
-        )
+        raise usage_error(f"{option} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_env(env_id: int, num_envs: int) -> None:

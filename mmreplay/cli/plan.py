@@ -35,23 +35,30 @@ def plan(
     source: Annotated[
         str | None,
         typer.Argument(
-            parser=os.path.expanduser, metavar="ENV_OR_PATH", show_default=False,
+            parser=os.path.expanduser,
+            metavar="ENV_OR_PATH",
+            show_default=False,
             help="A Gymnasium id, or a buffer or Zarr group whose fields are used.",
         ),
     ] = None,
     capacity: Annotated[
         int | None,
         typer.Option(
-            "--capacity", parser=parse_count, metavar="N", show_default=False,
+            "--capacity",
+            parser=parse_count,
+            metavar="N",
+            show_default=False,
             help="Rows per environment, such as 1e6; by default a buffer's own.",
         ),
     ] = None,
     fields: Annotated[
         list[str] | None,
         typer.Option(
-            "--field", metavar="NAME:DTYPE[:SHAPE]", show_default=False,
+            "--field",
+            metavar="NAME:DTYPE[:SHAPE]",
+            show_default=False,
             help="A field, such as observation/pixels:uint8:84x84, "
-                 "tokens:int32:0-4096 or mission:text:200; repeat it.",
+            "tokens:int32:0-4096 or mission:text:200; repeat it.",
         ),
     ] = None,
     num_envs: NumEnvs = None,
@@ -61,33 +68,34 @@ def plan(
     length: Annotated[
         str | None,
         typer.Option(
-            "--length", metavar="N|NAME=N,...", show_default=False,
+            "--length",
+            metavar="N|NAME=N,...",
+            show_default=False,
             help="Items, or bytes of text, of an average value that varies: one number "
-                 "for all fields, or one for each by name.",
+            "for all fields, or one for each by name.",
         ),
     ] = None,
     at: Annotated[
         Path,
         typer.Option(
-            "--at", parser=parse_path, metavar="PATH",
+            "--at",
+            parser=parse_path,
+            metavar="PATH",
             help="Folder of the future buffer, whose disk's free space is shown.",
         ),
     ] = Path(),
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
     from mmreplay.plan import plan_buffer
     from mmreplay.storage.disk_space import free_nbytes
 
-    schema, known_envs, known_capacity, known_layout, known_heap = _known(
-        source, fields
-    )
+    schema, known_envs, known_capacity, known_layout, known_heap = _known(source, fields)
     envs = num_envs or known_envs
     rows = capacity or known_capacity
     if rows is None:
         raise usage_error(
-            "--capacity is missing. Give the rows per environment of the new buffer, "
-            "such as 1e6"
+            "--capacity is missing. Give the rows per environment of the new buffer, such as 1e6"
         )
     layout = known_layout if envs == known_envs else None
     heap = heap_bytes
@@ -106,9 +114,7 @@ def plan(
         batch = {"batch_256_nbytes": planned.batch_nbytes(BATCH_SIZE)}
         facts = {**asdict(planned), **batch, "free_nbytes": free}
         compressed = {estimated.codec: asdict(estimated) for estimated in packed}
-        show.print_json(
-            {**facts, "fits": planned.nbytes <= free, "compressed": compressed}
-        )
+        show.print_json({**facts, "fits": planned.nbytes <= free, "compressed": compressed})
     else:
         _print(planned, free, packed)
 
@@ -146,17 +152,14 @@ def _known(
             name, field = parse_field(text)
             if name in declared:
                 raise usage_error(
-                    f"--field must name each field once, got {name!r} twice, now by "
-                    f"{text!r}"
+                    f"--field must name each field once, got {name!r} twice, now by {text!r}"
                 )
             declared[name] = field
         return Schema.from_flat(declared), 1, None, None, 0
     if _stored(source):
         known = _metadata(source)
         ring = known.ring
-        return (
-            known.schema, ring.num_envs, ring.capacity, ring.layout, known.heap_nbytes
-        )  # fmt: skip
+        return (known.schema, ring.num_envs, ring.capacity, ring.layout, known.heap_nbytes)
     return _of_env(source), 1, None, None, 0
 
 
@@ -207,8 +210,7 @@ def parse_lengths(text: str) -> float | dict[str, float]:
         raise usage_error(f"--length must name each field once, got {text!r}")
     except ValueError:
         raise usage_error(
-            f"--length must be N or NAME=N, such as 40 or tokens=660,mission=12, got "
-            f"{text!r}"
+            f"--length must be N or NAME=N, such as 40 or tokens=660,mission=12, got {text!r}"
         ) from None
 
 
@@ -256,10 +258,7 @@ def parse_field(text: str) -> tuple[str, Field]:
 def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
     size, count = show.format_size, show.count
     ring = plan_.ring
-    rows = [
-        [f.path, f.kind, f.file, count(f.row_nbytes), size(f.nbytes)]
-        for f in plan_.fields
-    ]
+    rows = [[f.path, f.kind, f.file, count(f.row_nbytes), size(f.nbytes)] for f in plan_.fields]
     rows += [
         ["(alignment of records)", "", "records.bin", "", size(plan_.padding_nbytes)],
         ["(flags)", "", "flags.bin", "1", size(plan_.flags_nbytes)],
@@ -273,28 +272,49 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
     comparison = f"lacks {size(lack)}" if lack > 0 else "it fits"
     slack = ring.slots - ring.capacity
     show.print_facts(
-        f"{count(ring.capacity)} rows x {show.plural(ring.num_envs, 'environment')}, "
-        f"{ring.layout}",
+        f"{count(ring.capacity)} rows x {show.plural(ring.num_envs, 'environment')}, {ring.layout}",
         [
-            ("in all", f"{size(plan_.nbytes)} when full; almost nothing at first, "
-                       "because files are sparse"),
-            ("slack", f"{size(plan_.slack_nbytes)} of it: {count(slack)} rows an "
-                      f"environment (reserve {count(ring.reserve)}, a block of "
-                      f"{count(ring.block_rows)}, rounding)"),
-            *([("heap_bytes", f"{count(plan_.heap_bytes)}: {size(plan_.heap_bytes)} an "
-                              "environment, for the values that vary")]
-              if plan_.heap_bytes else []),
+            (
+                "in all",
+                f"{size(plan_.nbytes)} when full; almost nothing at first, "
+                "because files are sparse",
+            ),
+            (
+                "slack",
+                f"{size(plan_.slack_nbytes)} of it: {count(slack)} rows an "
+                f"environment (reserve {count(ring.reserve)}, a block of "
+                f"{count(ring.block_rows)}, rounding)",
+            ),
+            *(
+                [
+                    (
+                        "heap_bytes",
+                        f"{count(plan_.heap_bytes)}: {size(plan_.heap_bytes)} an "
+                        "environment, for the values that vary",
+                    )
+                ]
+                if plan_.heap_bytes
+                else []
+            ),
             ("free disk", f"{size(free)}: {comparison}"),
             *[(f"as {each.codec}", _estimate_text(each)) for each in packed],
-            ("RAM, warm", f"{size(plan_.pages_nbytes)} of page cache for draws that "
-                          "never wait for the disk; with less, draws read the disk"),
-            ("RAM, least", f"{size(plan_.flags_working_nbytes)} of flags, and "
-                           f"{size(plan_.batch_nbytes(BATCH_SIZE))} a batch of "
-                           f"{BATCH_SIZE} with next observations"),
-            ("RAM, find", f"{size(plan_.index_nbytes)} at most where rows are looked "
-                          "up by a column"),
+            (
+                "RAM, warm",
+                f"{size(plan_.pages_nbytes)} of page cache for draws that "
+                "never wait for the disk; with less, draws read the disk",
+            ),
+            (
+                "RAM, least",
+                f"{size(plan_.flags_working_nbytes)} of flags, and "
+                f"{size(plan_.batch_nbytes(BATCH_SIZE))} a batch of "
+                f"{BATCH_SIZE} with next observations",
+            ),
+            (
+                "RAM, find",
+                f"{size(plan_.index_nbytes)} at most where rows are looked up by a column",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _estimate_text(packed: Estimate) -> str:

@@ -47,9 +47,13 @@ class Counts:
 
     @classmethod
     def of(
-        cls, field: Field, path: str, moments: Moments, counts: NDArray[np.int64],
+        cls,
+        field: Field,
+        path: str,
+        moments: Moments,
+        counts: NDArray[np.int64],
         edges: NDArray[np.float64],
-    ) -> Counts:  # fmt: skip
+    ) -> Counts:
         """Name what was counted of a field."""
         unit = "elements" if field.shape else "steps"
         return cls(path, counts, edges, moments.whole, unit)
@@ -60,13 +64,17 @@ def plot(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", parser=parse_path, metavar="FILE", show_default=False,
+            "--output",
+            "-o",
+            parser=parse_path,
+            metavar="FILE",
+            show_default=False,
             help="The PNG; by default the buffer's name and .png, in the current "
-                 "folder. Missing folders are made.",
+            "folder. Missing folders are made.",
         ),
     ] = None,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Draw episode returns and lengths over time, and action and reward histograms."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.stats import histograms, summarize
@@ -85,9 +93,7 @@ def plot(
         with show.waiting("counting") as progress:
             counted = histograms(buffer, moments, BINS, progress)
         panels_counts = [
-            Counts.of(
-                buffer.schema[role[0]], role[0], moments[role[0]], *counted[role[0]]
-            )
+            Counts.of(buffer.schema[role[0]], role[0], moments[role[0]], *counted[role[0]])
             if role
             else None
             for role in roles
@@ -102,12 +108,8 @@ def plot(
     else:
         count = int(table.whole.sum())
         left = len(table) - count
-        left_out = (
-            f"; {show.count(left)} truncated or unfinished left out" if left else ""
-        )
-        show.print_line(
-            f"{target}: {show.plural(count, 'whole episode')} drawn{left_out}"
-        )
+        left_out = f"; {show.count(left)} truncated or unfinished left out" if left else ""
+        show.print_line(f"{target}: {show.plural(count, 'whole episode')} drawn{left_out}")
 
 
 def _check(target: Path) -> None:
@@ -118,9 +120,7 @@ def _check(target: Path) -> None:
     if target.is_dir() or not above.is_dir():
         in_way = target if target.is_dir() else above
         kind = "a folder" if target.is_dir() else "no folder"
-        raise usage_error(
-            f"--output must be a file to make, got {target}: {in_way} is {kind}"
-        )
+        raise usage_error(f"--output must be a file to make, got {target}: {in_way} is {kind}")
 
 
 def _figure_maker() -> type[Figure]:
@@ -128,8 +128,7 @@ def _figure_maker() -> type[Figure]:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "plot needs matplotlib, which is not installed. Run pip install "
-            "'mmreplay[plot]'."
+            "plot needs matplotlib, which is not installed. Run pip install 'mmreplay[plot]'."
         ) from error
     return Figure
 
@@ -159,13 +158,14 @@ def draw(
     figure.suptitle(
         f"{name}\n{show.plural(len(buffer), 'step')} of "
         f"{show.plural(buffer.num_envs, 'environment')}, {note}",
-        fontsize=13, fontweight="bold", parse_math=False,
-    )  # fmt: skip
+        fontsize=13,
+        fontweight="bold",
+        parse_math=False,
+    )
     missing = "no scalar reward" if reward_field(buffer) is None else "rewards are NaN"
     series(
-        panels[0, 0], whole, whole.returns, missing, "Episode returns",
-        "return (sum of rewards)",
-    )  # fmt: skip
+        panels[0, 0], whole, whole.returns, missing, "Episode returns", "return (sum of rewards)"
+    )
     series(panels[0, 1], whole, whole.lengths, "", "Episode lengths", "length (steps)")
     bars(panels[1, 0], histograms[0], "Actions", BARS)
     bars(panels[1, 1], histograms[1], "Rewards", OTHER)
@@ -202,21 +202,37 @@ def series(
     crowd = len(values) >= CROWD
     shown = _apart(end, values) if crowd else np.arange(len(values))
     axes.plot(
-        end[shown], values[shown], "o", color=POINT, label="one episode", zorder=2,
-        markersize=2.5 if crowd else 5, markeredgewidth=0,
-    )  # fmt: skip
+        end[shown],
+        values[shown],
+        "o",
+        color=POINT,
+        label="one episode",
+        zorder=2,
+        markersize=2.5 if crowd else 5,
+        markeredgewidth=0,
+    )
     window = smoothing_window(len(values))
     if window > 1:
         mean = moving_mean(values, window)
         few = slice(None, None, -(-len(mean) // MOST_POINTS))
         axes.plot(
-            end[window - 1 :][few], mean[few], color=LINE, linewidth=2, zorder=3,
+            end[window - 1 :][few],
+            mean[few],
+            color=LINE,
+            linewidth=2,
+            zorder=3,
             label=f"mean of {show.count(window)} episodes",
-        )  # fmt: skip
+        )
     axes.legend(
-        loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False,
-        borderaxespad=0.2, borderpad=0.0, fontsize=9, markerscale=2 if crowd else 1,
-    )  # fmt: skip
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=2,
+        frameon=False,
+        borderaxespad=0.2,
+        borderpad=0.0,
+        fontsize=9,
+        markerscale=2 if crowd else 1,
+    )
     low, high = axes.get_xlim() if end.min() < end.max() else (end[0], end[0])
     _tick_x(axes, low, high, integers=True)
     if values.min() == values.max():
@@ -290,9 +306,9 @@ def _tick_x(axes: Axes, low: float, high: float, integers: bool) -> None:
         axes.set_xticks([low])
         return
     for number in range(10, 0, -1):
-        ticks = MaxNLocator(
-            number, steps=[1, 2, 2.5, 5, 10], integer=integers
-        ).tick_values(low, high)
+        ticks = MaxNLocator(number, steps=[1, 2, 2.5, 5, 10], integer=integers).tick_values(
+            low, high
+        )
         ticks = [tick for tick in ticks if low <= tick <= high]
         widest = max((len(_tick(tick)) for tick in ticks), default=0)
         if (widest + 1) * DIGIT_WIDTH * len(ticks) < AXES_WIDTH:
@@ -322,6 +338,4 @@ def _tidy(axes: Axes, title: str, pad: float = 6) -> None:
 def _nothing(axes: Axes, why: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.text(
-        0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color="#777"
-    )
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color="#777")

@@ -19,16 +19,13 @@ ray = typer.Typer(
     no_args_is_help=True,
 )
 
-Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)
-]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's name.", show_default=False)]
 Address = Annotated[
     str,
     typer.Option(
-        "--address", metavar="HOST:PORT",
-        help="The cluster; by default that of this machine.",
+        "--address", metavar="HOST:PORT", help="The cluster; by default that of this machine."
     ),
-]  # fmt: skip
+]
 
 
 @ray.command("status")
@@ -64,14 +61,21 @@ def print_status(result: RunStatus) -> None:
         f"{show.plural(rings, 'ring')}, {show.plural(result.steps, 'step')}"
     )
     rows = [
-        [shard.key, ring.name, show.count(ring.steps), show.count(ring.rows),
-         _format_heads(ring.heads), show.number(ring.rate),
-         "-" if ring.writer is None else str(ring.writer),
-         "-" if ring.free is None else format_size(ring.free),
-         _format_priorities(ring.priorities), ring.path]
+        [
+            shard.key,
+            ring.name,
+            show.count(ring.steps),
+            show.count(ring.rows),
+            _format_heads(ring.heads),
+            show.number(ring.rate),
+            "-" if ring.writer is None else str(ring.writer),
+            "-" if ring.free is None else format_size(ring.free),
+            _format_priorities(ring.priorities),
+            ring.path,
+        ]
         for shard in result.shards
         for ring in shard.rings
-    ]  # fmt: skip
+    ]
     if rows:
         columns = [
             "node",

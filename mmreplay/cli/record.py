@@ -40,46 +40,57 @@ LARGE_NBYTES = 1 << 30
 
 Env = Annotated[
     str,
-    typer.Argument(
-        metavar="ENV", help="A Gymnasium id, such as ALE/Pong-v5.", show_default=False
-    ),
+    typer.Argument(metavar="ENV", help="A Gymnasium id, such as ALE/Pong-v5.", show_default=False),
 ]
 Steps = Annotated[
     int,
     typer.Option(
-        "--steps", parser=parse_count, metavar="N", show_default=False,
+        "--steps",
+        parser=parse_count,
+        metavar="N",
+        show_default=False,
         help="Steps to add, of all environments together, such as 1e5.",
     ),
-]  # fmt: skip
+]
 Capacity = Annotated[
     int | None,
     typer.Option(
-        "--capacity", parser=parse_count, metavar="N", show_default=False,
+        "--capacity",
+        parser=parse_count,
+        metavar="N",
+        show_default=False,
         help="Capacity per environment of a new buffer; by default all these steps.",
     ),
-]  # fmt: skip
+]
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", parser=parse_integer, metavar="N", show_default=False,
+        "--seed",
+        parser=parse_integer,
+        metavar="N",
+        show_default=False,
         help="Seed of environments and actions.",
     ),
-]  # fmt: skip
+]
 PolicyName = Annotated[
     str | None,
     typer.Option(
-        "--policy", metavar="MODULE:NAME", show_default=False,
+        "--policy",
+        metavar="MODULE:NAME",
+        show_default=False,
         help="A function from observations [num_envs, ...] to actions [num_envs, ...], "
         "also of one environment; random by default.",
     ),
-]  # fmt: skip
+]
 OnResume = Annotated[
     str,
     typer.Option(
-        "--on-resume", metavar="|".join(RESUMES), autocompletion=completing(*RESUMES),
+        "--on-resume",
+        metavar="|".join(RESUMES),
+        autocompletion=completing(*RESUMES),
         help="How the first new row continues the last old one.",
     ),
-]  # fmt: skip
+]
 HeapBytes = Annotated[
     int | None, heap_bytes_option("planned by the first values, for a new buffer")
 ]
@@ -113,11 +124,19 @@ def record(
         _say_size(env, path, steps, num_envs, capacity, heap_bytes)
         _warn_of_small_ring(path, steps)
         report = play(
-            env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
-            seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-            engine=engine, codec=codec,  # type: ignore[arg-type]  # checked above
-            level=level, heap_bytes=heap_bytes,
-        )  # fmt: skip
+            env,
+            path,
+            function,
+            steps=steps,
+            num_envs=num_envs,
+            capacity=capacity,
+            seed=seed,
+            on_resume=on_resume,  # type: ignore[arg-type]  # checked above
+            engine=engine,  # type: ignore[arg-type]  # checked above
+            codec=codec,  # type: ignore[arg-type]  # checked above
+            level=level,
+            heap_bytes=heap_bytes,
+        )
     if json:
         show.print_json({**asdict(report), "path": str(path)})
         return
@@ -140,8 +159,7 @@ def record(
                 "the two is full"
             )
         show.print_line(
-            f"the ring is full and holds the newest {show.count(report.held)} of them; "
-            f"{enlarges}"
+            f"the ring is full and holds the newest {show.count(report.held)} of them; {enlarges}"
         )
 
 
@@ -170,9 +188,13 @@ def _rows_ever(path: Path) -> int:
 
 
 def _say_size(
-    env: str, path: Path, steps: int, num_envs: int | None, capacity: int | None,
+    env: str,
+    path: Path,
+    steps: int,
+    num_envs: int | None,
+    capacity: int | None,
     heap_bytes: int | None,
-) -> None:  # fmt: skip
+) -> None:
     """Say, before hours of recording, how much disk space a large recording takes."""
     from mmreplay.cli.exits import say
     from mmreplay.format import metadata
@@ -224,9 +246,7 @@ def load_policy(name: str) -> Callable[[Any], Any]:
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise usage_error(
-            f"--policy must be MODULE:NAME, such as mypolicy:act, got {name!r}"
-        )
+        raise usage_error(f"--policy must be MODULE:NAME, such as mypolicy:act, got {name!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(import_module(module), attribute)

@@ -24,31 +24,34 @@ def repair(
     target: Annotated[
         Path | None,
         typer.Argument(
-            parser=parse_path, metavar="TARGET", show_default=False,
+            parser=parse_path,
+            metavar="TARGET",
+            show_default=False,
             help="The new buffer's folder; PATH-repaired by default. With --in-place, "
-                 "the folder for the damaged buffer; PATH-damaged by default.",
+            "the folder for the damaged buffer; PATH-damaged by default.",
         ),
     ] = None,
     keep_unproven: Annotated[
-        bool,
-        typer.Option("--keep-unproven", help="Keep rows whose checksum is lost."),
+        bool, typer.Option("--keep-unproven", help="Keep rows whose checksum is lost.")
     ] = False,
     like: Annotated[
         Path | None,
         typer.Option(
-            "--like", parser=parse_path, metavar="PATH", show_default=False,
+            "--like",
+            parser=parse_path,
+            metavar="PATH",
+            show_default=False,
             help="A snapshot or copy of the buffer, whose metadata.json is used.",
         ),
     ] = None,
     in_place: Annotated[
         bool,
         typer.Option(
-            "--in-place",
-            help="Move the new buffer to PATH, and the damaged one to TARGET.",
+            "--in-place", help="Move the new buffer to PATH, and the damaged one to TARGET."
         ),
     ] = False,
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Restore the newest consistent state, and list lost rows; exits 1 if all are."""
     from mmreplay.buffer.opening import absolute
     from mmreplay.repairing import repair as restore
@@ -58,9 +61,13 @@ def repair(
     telling = nullcontext() if in_place else copying_to(named)
     with telling, show.waiting("repairing") as progress:
         made = restore(
-            path, target, keep_unproven=keep_unproven, like=like, in_place=in_place,
+            path,
+            target,
+            keep_unproven=keep_unproven,
+            like=like,
+            in_place=in_place,
             progress=progress,
-        )  # fmt: skip
+        )
     if json:
         facts = {"path": str(made.path), "target": str(made.target)}
         dropped = [asdict(rows) for rows in made.cuts]
@@ -78,9 +85,7 @@ def _print(made: RepairReport, in_place: bool) -> None:
         show.print_line(f"note {fact}")
     for rows in made.cuts[:LISTED]:
         span = f"[{show.count(rows.first)}, {show.count(rows.stop)})"
-        show.print_line(
-            f"dropped {rows.why}: environment {rows.env_id}, positions {span}"
-        )
+        show.print_line(f"dropped {rows.why}: environment {rows.env_id}, positions {span}")
     if len(made.cuts) > LISTED:
         show.print_line(f"... and {show.count(len(made.cuts) - LISTED)} more")
     show.print_line(

@@ -103,9 +103,7 @@ def _warning_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         others = warnings.showwarning
 
-        def show(
-            message: Any, category: type[Warning], *rest: Any, **more: Any
-        ) -> None:
+        def show(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
             ours = (
                 errors.AutoresetWarning,
                 errors.DurabilityWarning,

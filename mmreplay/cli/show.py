@@ -92,9 +92,7 @@ def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     _print(Text(f"\n{printable(title)}", style="bold"), grid)
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
-) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     """Print rows under column names; all but the first left ones are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
@@ -114,8 +112,7 @@ def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
     widest = [
-        max(len(printable(cell)) for cell in column)
-        for column in zip(columns, *rows, strict=True)
+        max(len(printable(cell)) for cell in column) for column in zip(columns, *rows, strict=True)
     ]
     return sum(widest) + 3 * len(widest) <= width
 

@@ -17,17 +17,11 @@ def snapshot(
     target: Annotated[
         Path,
         typer.Argument(
-            parser=parse_path,
-            metavar="TARGET",
-            help="The new buffer's folder.",
-            show_default=False,
+            parser=parse_path, metavar="TARGET", help="The new buffer's folder.", show_default=False
         ),
     ],
     pause: Annotated[
-        bool,
-        typer.Option(
-            "--pause", help="Let the writer wait instead of overwriting rows."
-        ),
+        bool, typer.Option("--pause", help="Let the writer wait instead of overwriting rows.")
     ] = False,
     json: Json = False,
 ) -> None:

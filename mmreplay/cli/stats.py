@@ -43,9 +43,7 @@ def _facts(
     counts: dict[str, int], moments: dict[str, Moments], episodes: EpisodeTable
 ) -> dict[str, Any]:
     whole = episodes.pick(episodes.whole)
-    names = (
-        "env_ids", "begin", "lengths", "returns", "headless", "running", "broken",
-    )  # fmt: skip
+    names = ("env_ids", "begin", "lengths", "returns", "headless", "running", "broken")
     return {
         **counts,
         "fields": {p: {**asdict(m), "std": m.std} for p, m in moments.items()},
@@ -56,20 +54,24 @@ def _facts(
 
 
 def _print(
-    name: str,
-    counts: dict[str, int],
-    moments: dict[str, Moments],
-    episodes: EpisodeTable,
+    name: str, counts: dict[str, int], moments: dict[str, Moments], episodes: EpisodeTable
 ) -> None:
     number = show.number
     show.print_table(
         ["field", "min", "max", "mean", "std", "elements", "not finite"],
         [
-            [path, number(m.min), number(m.max), number(m.mean), number(m.std),
-             show.count(m.count), show.count(m.nonfinite)]
+            [
+                path,
+                number(m.min),
+                number(m.max),
+                number(m.mean),
+                number(m.std),
+                show.count(m.count),
+                show.count(m.nonfinite),
+            ]
             for path, m in moments.items()
         ],
-    )  # fmt: skip
+    )
     whole = episodes.pick(episodes.whole)
     rows = []
     for what, values in (("return", whole.returns), ("length", whole.lengths)):
@@ -85,11 +87,17 @@ def _print(
         [
             ("steps", show.count(counts["steps"])),
             ("legal starts", show.starts(counts)),
-            ("left out", f"{show.count(counts['rows_left_out'])} of "
-                         f"{show.count(counts['rows'])} rows, by a uniform sampler"),
-            ("episodes", f"{show.count(len(episodes))}, of them "
-                         f"{show.count(unfinished)} unfinished{broken_text} and "
-                         f"{show.count(lacking)} without their first steps, which the "
-                         "table above leaves out"),
+            (
+                "left out",
+                f"{show.count(counts['rows_left_out'])} of "
+                f"{show.count(counts['rows'])} rows, by a uniform sampler",
+            ),
+            (
+                "episodes",
+                f"{show.count(len(episodes))}, of them "
+                f"{show.count(unfinished)} unfinished{broken_text} and "
+                f"{show.count(lacking)} without their first steps, which the "
+                "table above leaves out",
+            ),
         ],
-    )  # fmt: skip
+    )

@@ -24,10 +24,7 @@ LISTED = 50
 def verify(
     path: BufferPath,
     deep: Annotated[
-        bool,
-        typer.Option(
-            "--deep/--fast", help="Read all data and compare its checksums, or not."
-        ),
+        bool, typer.Option("--deep/--fast", help="Read all data and compare its checksums, or not.")
     ] = True,
     json: Json = False,
 ) -> None:
@@ -79,12 +76,17 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
     rate = show.format_size(report.nbytes / seconds)
     facts = [
         ("findings", f"{show.count(damaged)} of damage, {show.plural(others, 'note')}"),
-        ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
-                      f"{show.count(report.skipped_blocks)} overwritten by a writer "
-                      "during the check" if report.deep else "not looked at"),
+        (
+            "checksums",
+            f"{show.plural(report.blocks, 'block')} compared, "
+            f"{show.count(report.skipped_blocks)} overwritten by a writer "
+            "during the check"
+            if report.deep
+            else "not looked at",
+        ),
         ("rows", _rows(report)),
         ("read", f"{show.format_size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
-    ]  # fmt: skip
+    ]
     show.print_facts(f"{name}: {'whole' if report.ok else 'DAMAGED'}", facts)
     if not report.ok:
         # Not folded, so that it can be copied whole.

@@ -18,25 +18,28 @@ MAX_PORT = 65535
 Paths = Annotated[
     list[Path] | None,
     typer.Argument(
-        parser=parse_path, metavar="PATH...", show_default=False,
-        help="Folders of buffers.",
+        parser=parse_path, metavar="PATH...", show_default=False, help="Folders of buffers."
     ),
-]  # fmt: skip
+]
 Images = Annotated[
     list[str] | None,
     typer.Option(
-        "--image", metavar="FIELD=AXES", show_default=False,
+        "--image",
+        metavar="FIELD=AXES",
+        show_default=False,
         help="Axes of an image field, of H, W, C and N (stacked frames), such as "
         "observation=CHW; FIELD=none shows numbers. Repeat it for more.",
     ),
-]  # fmt: skip
+]
 SamplerText = Annotated[
     str,
     typer.Option(
-        "--sampler", metavar="TEXT", show_default=False,
+        "--sampler",
+        metavar="TEXT",
+        show_default=False,
         help='What draws at first, such as "PrioritizedSampler(alpha=0.6)".',
     ),
-]  # fmt: skip
+]
 
 
 def view(
@@ -44,49 +47,58 @@ def view(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", min=0, max=MAX_PORT, metavar="N", show_default=False,
-            help="Port of the page; 0 for any. The first free one from 8642 on by "
-            "default.",
+            "--port",
+            min=0,
+            max=MAX_PORT,
+            metavar="N",
+            show_default=False,
+            help="Port of the page; 0 for any. The first free one from 8642 on by default.",
         ),
     ] = None,
     host: Annotated[
         str,
         typer.Option(
-            "--host", metavar="NAME",
+            "--host",
+            metavar="NAME",
             help="Address to serve on; other machines reach it at 0.0.0.0.",
         ),
     ] = "127.0.0.1",
-    no_open: Annotated[
-        bool, typer.Option("--no-open", help="Do not open the browser.")
-    ] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the browser.")] = False,
     image: Images = None,
     sampler: SamplerText = "",
     save: Annotated[
         Path | None,
         typer.Option(
-            "--save", parser=parse_path, metavar="FOLDER", show_default=False,
+            "--save",
+            parser=parse_path,
+            metavar="FOLDER",
+            show_default=False,
             help="Write the page to a new folder that opens from disk, and end.",
         ),
     ] = None,
     select: Annotated[
         Path | None,
         typer.Option(
-            "--select", parser=parse_path, metavar="FILE", show_default=False,
+            "--select",
+            parser=parse_path,
+            metavar="FILE",
+            show_default=False,
             help="With --save: which episodes, as the page writes them.",
         ),
     ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
-            "--ray", metavar="RUN", show_default=False,
+            "--ray",
+            metavar="RUN",
+            show_default=False,
             help="The rings on this node of a run on a Ray cluster.",
         ),
     ] = None,
     address: Annotated[
-        str,
-        typer.Option("--address", metavar="HOST:PORT", help="With --ray: the cluster."),
+        str, typer.Option("--address", metavar="HOST:PORT", help="With --ray: the cluster.")
     ] = "auto",
-) -> None:  # fmt: skip
+) -> None:
     """Show buffers on a page in the browser; it only reads. Ctrl-C ends it."""
     paths = paths or []
     if ray is not None:
@@ -133,9 +145,7 @@ def read_images(texts: list[str]) -> dict[str, str]:
     for text in texts:
         path, equals, axes = text.rpartition("=")
         if not path or not equals or not axes:
-            raise usage_error(
-                f"--image must be FIELD=AXES, such as observation=HWC, got {text!r}."
-            )
+            raise usage_error(f"--image must be FIELD=AXES, such as observation=HWC, got {text!r}.")
         images[path] = axes
     return images
 

@@ -46,12 +46,7 @@ from mmreplay.convert.description import (
 )
 from mmreplay.convert.direct_writer import open_output
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.convert.values import (
-    check_lengths,
-    check_values,
-    refuse_large,
-    split_by_bytes,
-)
+from mmreplay.convert.values import check_lengths, check_values, refuse_large, split_by_bytes
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, undone_by
 from mmreplay.ragged import Ragged
@@ -134,9 +129,7 @@ class ArrayReader(Reader):
         columns = {name: self._columns[name] for name in RESERVED}
         varying = self._varying()
         rows = BLOCK_NBYTES // 32 // (1 + len(varying))
-        return self._scan(
-            Scan(columns, rows, self._description.rows, varying, lengths_only=True)
-        )
+        return self._scan(Scan(columns, rows, self._description.rows, varying, lengths_only=True))
 
     def _varying(self) -> dict[str, VaryingColumn]:
         return {
@@ -264,9 +257,7 @@ class Scan:
             if not varying:
                 yield found
                 continue
-            lengths = {
-                path: each.lengths(first, size) for path, each in varying.items()
-            }
+            lengths = {path: each.lengths(first, size) for path, each in varying.items()}
             if self._lengths_only:
                 yield found | lengths
                 continue
@@ -285,10 +276,7 @@ class Scan:
     ) -> Iterator[dict[str, NDArray[np.generic]]]:
         """Cut rows by the bytes of their values, which are read now."""
         nbytes = np.sum(
-            [
-                each * self._varying[path].field.inner_nbytes
-                for path, each in lengths.items()
-            ],
+            [each * self._varying[path].field.inner_nbytes for path, each in lengths.items()],
             axis=0,
         )
         for begin, stop in split_by_bytes(nbytes):
@@ -390,9 +378,7 @@ def native(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
     return array if array.dtype == wanted else array.astype(wanted)
 
 
-def mapped(
-    file: File, columns: Mapping[str, ArrayColumn]
-) -> dict[str, NDArray[np.generic]]:
+def mapped(file: File, columns: Mapping[str, ArrayColumn]) -> dict[str, NDArray[np.generic]]:
     """Columns that are stored unpacked, mapped read-only."""
     if not file.nbytes:
         return {}
@@ -445,14 +431,11 @@ class Stored:
         """See `Stream.finish`."""
         if self._sum is not None and self._checksum != self._expected:
             raise mismatch(
-                self._file.path, self._begin, self._what, self._checksum,
-                self._expected or 0,
-            )  # fmt: skip
+                self._file.path, self._begin, self._what, self._checksum, self._expected or 0
+            )
 
 
-def mismatch(
-    path: Path, offset: int, what: str, got: int, expected: int
-) -> CorruptError:
+def mismatch(path: Path, offset: int, what: str, got: int, expected: int) -> CorruptError:
     """Return the error for a column whose checksum does not match."""
     return CorruptError(
         f"{path}: {what} at byte {offset} must have checksum {expected:08x}, got "
@@ -515,9 +498,7 @@ class ArrayWriter(StagedWriter):
 class ArrayFile:
     """Writes the columns of one file, each to its place, row after row."""
 
-    def __init__(
-        self, file: File, plan: FilePlan, rows: int, varying: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, file: File, plan: FilePlan, rows: int, varying: Sequence[str] = ()) -> None:
         """Write so many rows into an open file, which is closed with this object.
 
         Args:
@@ -629,9 +610,7 @@ class BlockArrays:
         """What stands before the first row: the first offset of each field."""
         return {path + OFFSETS: np.zeros(1, np.int64) for path in self._ends}
 
-    def split(
-        self, block: Block, names: Iterable[str]
-    ) -> dict[str, NDArray[np.generic]]:
+    def split(self, block: Block, names: Iterable[str]) -> dict[str, NDArray[np.generic]]:
         """The next rows of each array.
 
         Args:
@@ -644,9 +623,7 @@ class BlockArrays:
             found[path + OFFSETS] = values.offsets[1:] + end
             found[path + VALUES] = values.values
             self._ends[path] = end + len(values.values)
-        return {
-            name: found[name] if name in found else block.column(name) for name in names
-        }
+        return {name: found[name] if name in found else block.column(name) for name in names}
 
 
 class FilePlan(Protocol):

@@ -17,11 +17,7 @@ from mmreplay.arguments import integer
 from mmreplay.buffer.opening import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import (
-    Report,
-    Threads,
-    Writer,
-)
+from mmreplay.convert.base import Report, Threads, Writer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import SelectedReader
@@ -99,9 +95,7 @@ class AutoExport:
         capacity = buffer.capacity
         way_out = "It is at most the capacity; leave it out for one file per lap."
         self._every = (
-            None
-            if every is None
-            else integer("every", every, 1, way_out, maximum=capacity)
+            None if every is None else integer("every", every, 1, way_out, maximum=capacity)
         )
         self._ending = (*self._format.suffixes, "")[0]
         # A target that is begun and aborted raises the errors of all later ones.
@@ -136,9 +130,7 @@ class AutoExport:
 
         return open_writer
 
-    def _before_overwrite(
-        self, heads: Array, tails: Array, needed: Array, target: Array
-    ) -> Array:
+    def _before_overwrite(self, heads: Array, tails: Array, needed: Array, target: Array) -> Array:
         """Delay the overwriting of rows that are not exported; see `hold_rows`."""
         ring = self._buffer.metadata.ring
         every = min(self._every or ring.capacity, ring.capacity)

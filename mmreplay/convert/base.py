@@ -80,25 +80,19 @@ class Block:
         """Rows ``[first, stop)`` of the block, as views; fewer if it ends before."""
         within = slice(first, stop)
         columns = {path: column[within] for path, column in self.columns.items()}
-        return Block(
-            columns, self.env_ids[within], self.positions[within], self.flags[within]
-        )
+        return Block(columns, self.env_ids[within], self.positions[within], self.flags[within])
 
     def select(self, mask: NDArray[np.bool_]) -> Block:
         """Rows of a mask, bool ``[N]``; the block itself if the mask is true."""
         if mask.all():
             return self
         columns = {path: column[mask] for path, column in self.columns.items()}
-        return Block(
-            columns, self.env_ids[mask], self.positions[mask], self.flags[mask]
-        )
+        return Block(columns, self.env_ids[mask], self.positions[mask], self.flags[mask])
 
     def take(self, rows: NDArray[np.int64]) -> Block:
         """Rows by their numbers in the block, int64 ``[N]``."""
         columns = {path: column[rows] for path, column in self.columns.items()}
-        return Block(
-            columns, self.env_ids[rows], self.positions[rows], self.flags[rows]
-        )
+        return Block(columns, self.env_ids[rows], self.positions[rows], self.flags[rows])
 
 
 class Reader(Protocol):
@@ -294,10 +288,7 @@ def doubt_sums(notes: Notes, name: str, missing: str) -> None:
         name: Of the file.
         missing: The part of the file that would hold checksums.
     """
-    notes.doubt(
-        f"{name} has no {missing} next to its description, so its values were not "
-        "checked"
-    )
+    notes.doubt(f"{name} has no {missing} next to its description, so its values were not checked")
 
 
 def doubt_undescribed(notes: Notes, name: str) -> None:
@@ -309,8 +300,7 @@ def doubt_priorities(notes: Notes, description: Description, target: str) -> Non
     """Doubt a target that cannot hold the source's priorities."""
     if description.priorities:
         notes.doubt(
-            f"priorities {description.priorities!r} were left out: {target} cannot "
-            "store them"
+            f"priorities {description.priorities!r} were left out: {target} cannot store them"
         )
 
 
@@ -338,11 +328,7 @@ class Threads(ThreadPoolExecutor):
     _closed = False
 
     def submit(
-        self,
-        fn: Callable[Arguments, Result],
-        /,
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Future[Result]:
         """See `ThreadPoolExecutor.submit`.
 

@@ -13,14 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import counts_left_behind, left_behind
-from mmreplay.convert.base import (
-    BLOCK_NBYTES,
-    Block,
-    Notes,
-    Reader,
-    default_rows,
-    read_ahead,
-)
+from mmreplay.convert.base import BLOCK_NBYTES, Block, Notes, Reader, default_rows, read_ahead
 from mmreplay.convert.buffer_writer import open_writer as open_writer
 from mmreplay.convert.buffer_writer import planned as planned
 from mmreplay.convert.description import PRIORITY, Description, select_fields
@@ -138,9 +131,8 @@ class BufferReader(Reader):
                 yield self._block(env_id, first + begin, first + end, paths)
 
     def _block(
-        self, env_id: int, first: int, stop: int, paths: tuple[str, ...],
-        *, lengths: bool = False,
-    ) -> Block:  # fmt: skip
+        self, env_id: int, first: int, stop: int, paths: tuple[str, ...], *, lengths: bool = False
+    ) -> Block:
         view = self._buffer.view
         moment = view.limits_before
         if view.home.cut_epoch != self._dropped_epoch:

@@ -30,14 +30,7 @@ from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.convert.values import check_values
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
-from mmreplay.errors import (
-    ReplayError,
-    SchemaError,
-    SourceError,
-    refuse_masked,
-    shown,
-    undone_by,
-)
+from mmreplay.errors import ReplayError, SchemaError, SourceError, refuse_masked, shown, undone_by
 from mmreplay.format.metadata import (
     HEAP_STEP_NBYTES,
     ON_DISK,
@@ -103,9 +96,8 @@ class BufferWriter(Writer):
     """
 
     def __init__(
-        self, target: Path, description: Description, metadata: Metadata,
-        overwrite: bool,
-    ) -> None:  # fmt: skip
+        self, target: Path, description: Description, metadata: Metadata, overwrite: bool
+    ) -> None:
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
@@ -113,9 +105,7 @@ class BufferWriter(Writer):
         self._served = record_layout(description.schema).served
         self._paths = [p for p in description.schema.paths if p not in self._served]
         # The oldest row of each environment that the new ring holds.
-        self._oldest = np.maximum(
-            description.first, description.stop - metadata.ring.capacity
-        )
+        self._oldest = np.maximum(description.first, description.stop - metadata.ring.capacity)
         self._next = description.first.copy()
         self._rows = 0
         self._last_flags = np.full(description.num_envs, NO_FLAGS, np.uint8)
@@ -211,9 +201,7 @@ class BufferWriter(Writer):
             for some in self._with_references(block):
                 self._writer.write(some)
         if self._priorities is not None:
-            self._priorities.write(
-                block.env_ids, block.positions, block.columns[PRIORITY]
-            )
+            self._priorities.write(block.env_ids, block.positions, block.columns[PRIORITY])
 
     def _with_references(self, block: Block) -> Iterator[Block]:
         """Store the values of rows, whose references take their place."""
@@ -238,9 +226,7 @@ class BufferWriter(Writer):
             )
         yield Block(columns, env_ids, block.positions, flags)
 
-    def _through_heap(
-        self, block: Block, values: ValueCopier, store: ZarrStore
-    ) -> Iterator[Block]:
+    def _through_heap(self, block: Block, values: ValueCopier, store: ZarrStore) -> Iterator[Block]:
         """Store the values of rows that shards take from the heap.
 
         So many at a time as a shard has: the heap holds their values beside those that
@@ -251,9 +237,12 @@ class BufferWriter(Writer):
             for at in range(first, stop, store.sealing.steps):
                 some = block.rows(at, min(at + store.sealing.steps, stop))
                 columns = values.store(
-                    some.columns, some.env_ids, some.positions,
-                    np.ones(len(some), np.bool_), some.flags,
-                )  # fmt: skip
+                    some.columns,
+                    some.env_ids,
+                    some.positions,
+                    np.ones(len(some), np.bool_),
+                    some.flags,
+                )
                 yield Block(columns, some.env_ids, some.positions, some.flags)
 
     def _check_positions(self, block: Block) -> None:
@@ -298,9 +287,12 @@ class BufferWriter(Writer):
         self._last_flags[here] = flags[begins + counts - 1]
 
     def _check_flags(
-        self, ids: NDArray[np.int64], positions: NDArray[np.int64],
-        before: NDArray[np.uint8], flags: NDArray[np.uint8],
-    ) -> None:  # fmt: skip
+        self,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        before: NDArray[np.uint8],
+        flags: NDArray[np.uint8],
+    ) -> None:
         final_follows = self._metadata.autoreset == "next_step"
         legal = legal_flags(final_follows)
         # Most rows have no flags, and neither have the rows before them: a legal pair.
@@ -335,11 +327,7 @@ class BufferWriter(Writer):
             want = (len(block), *fields[path].shape)
             if fields[path].varies:
                 self._check_values(path, block)
-            elif (
-                column is None
-                or column.dtype != fields[path].numpy
-                or (column.shape != want)
-            ):
+            elif column is None or column.dtype != fields[path].numpy or (column.shape != want):
                 got = "nothing" if column is None else f"{column.dtype}{column.shape}"
                 raise SourceError(
                     f"field {path!r} must be {fields[path].numpy}{want}, got {got}. "

@@ -72,13 +72,7 @@ from mmreplay.convert.undescribed import TableReader, in_place, needless_autores
 from mmreplay.convert.values import check_values, split_by_bytes
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import (
-    CorruptError,
-    FormatError,
-    ReplayError,
-    SchemaError,
-    undone_by,
-)
+from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError, undone_by
 from mmreplay.format.metadata import Autoreset
 from mmreplay.nesting import meant
 from mmreplay.schema import Field
@@ -153,9 +147,13 @@ def open_reader(
         if autoreset is not None:
             raise needless_autoreset(path, autoreset)
         return other.open_reader(
-            "csv", path, num_envs=num_envs, cursor=cursor, dtypes=dtypes,
+            "csv",
+            path,
+            num_envs=num_envs,
+            cursor=cursor,
+            dtypes=dtypes,
             allow_expansion=allow_expansion,
-        )  # fmt: skip
+        )
     envs = None if num_envs == 1 else num_envs
     registry.refuse_layout_options("csv", num_envs=envs, cursor=cursor)
     with closing(File.open(path, None)) as file:
@@ -197,9 +195,7 @@ def open_writer(
     other = registry.find_layout("csv", layout)
     _check(target, compression_level)
     if other is not None:
-        return other.open_writer(
-            "csv", target, description, overwrite=overwrite, force=force
-        )
+        return other.open_writer("csv", target, description, overwrite=overwrite, force=force)
     level = LEVEL if compression_level is None else compression_level
     return CsvWriter(target, description, overwrite, force, level)
 
@@ -226,8 +222,7 @@ def _check(target: Path | None, level: int | None) -> None:
         return
     if type(level) is not int or level not in range(10):
         raise SchemaError(
-            f"compression_level must be in [0, 9], got {level!r}. Leave it out for "
-            f"{LEVEL}."
+            f"compression_level must be in [0, 9], got {level!r}. Leave it out for {LEVEL}."
         )
     if target is not None and not target.name.lower().endswith(GZ):
         raise SchemaError(
@@ -296,10 +291,15 @@ class CsvReader(Reader):
             text = self._begin(file)
             cells = self._cells
             parsed = parse_rows(
-                file, text, cells.types(), cells.columns_of(fields), self._allowed,
-                lambda batch: cells.decode(batch, fields), ours=True,
+                file,
+                text,
+                cells.types(),
+                cells.columns_of(fields),
+                self._allowed,
+                lambda batch: cells.decode(batch, fields),
+                ours=True,
                 varying=self._varying,
-            )  # fmt: skip
+            )
             for count, found in parsed if self._description.rows else ():
                 for path in fields:
                     if path in self._varying:
@@ -316,9 +316,7 @@ class CsvReader(Reader):
                     yield Block(block, env_ids, positions, flags)
             text.drain()
             if text.crc != self._sidecar.crc:
-                raise differs(
-                    file, f"checksum {text.crc:08x}", f"{self._sidecar.crc:08x}"
-                )
+                raise differs(file, f"checksum {text.crc:08x}", f"{self._sidecar.crc:08x}")
         if done != self._description.rows:
             raise CorruptError(
                 f"{self._path} has {done} rows, but its sidecar says "
@@ -334,9 +332,8 @@ class CsvWriter(StagedWriter):
     """Writes rows as text; see `Writer`."""
 
     def __init__(
-        self, target: Path, description: Description, overwrite: bool, force: bool,
-        level: int,
-    ) -> None:  # fmt: skip
+        self, target: Path, description: Description, overwrite: bool, force: bool, level: int
+    ) -> None:
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
@@ -373,8 +370,7 @@ class CsvWriter(StagedWriter):
         )
         if self._lost:
             self.notes.doubts[:] = [
-                f"{self._lost} NaNs lose their sign or payload, because text has only "
-                "one NaN"
+                f"{self._lost} NaNs lose their sign or payload, because text has only one NaN"
             ]
         row_nbytes = np.full(len(block), self._description.row_nbytes)
         for path, field in self._varying.items():
@@ -435,10 +431,7 @@ def lost_nans(column: NDArray[np.generic]) -> int:
 
 
 def open_plain(
-    path: Path,
-    dtypes: Mapping[str, str],
-    allow_expansion: bool,
-    autoreset: Autoreset | None = None,
+    path: Path, dtypes: Mapping[str, str], allow_expansion: bool, autoreset: Autoreset | None = None
 ) -> Reader:
     """Open a table, after one pass that finds its columns.
 
@@ -453,8 +446,7 @@ def open_plain(
     """
     notes = Notes()
     dtypes = {
-        name: TEXT if dtype == TEXT else canonical_name(dtype)
-        for name, dtype in dtypes.items()
+        name: TEXT if dtype == TEXT else canonical_name(dtype) for name, dtype in dtypes.items()
     }
     with closing(File.open(path, None)) as file:
         survey = _TableSurvey(file, allow_expansion, dtypes)
@@ -468,8 +460,7 @@ def open_plain(
         elif varying:
             way_out = f"Pass dtypes={{{next(iter(varying))!r}: {TEXT!r}}} to read text"
         raise FormatError(
-            f"{path} has no row or no column of numbers among {survey.names[:20]}. "
-            f"{way_out}."
+            f"{path} has no row or no column of numbers among {survey.names[:20]}. {way_out}."
         )
     if all(_is_number(name) for name in survey.names):
         notes.doubt(
@@ -477,8 +468,7 @@ def open_plain(
             "first line may be a row, and was taken for the header"
         )
     fields = group(survey.names, guessed, notes)
-    kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape)
-             in fields.items()}  # fmt: skip
+    kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape) in fields.items()}
     for name in varying.keys() & dtypes.keys():
         if dtypes[name] != TEXT:
             raise SchemaError(
@@ -507,9 +497,8 @@ def open_plain(
         wanted, done = cells.columns_of(names), 0
         with closing(File.open(path, file.nbytes)) as again:
             for count, found in _table_rows(
-                again, types, wanted, allow_expansion,
-                lambda batch: cells.decode(batch, names),
-            ):  # fmt: skip
+                again, types, wanted, allow_expansion, lambda batch: cells.decode(batch, names)
+            ):
                 for name in names:
                     if name in varying:
                         values: Any = found[name]
@@ -523,9 +512,7 @@ def open_plain(
     columns = {name: dtype for name, (dtype, _) in kinds.items()}
     columns |= dict.fromkeys(varying, TEXT)
     return in_place(
-        TableReader(
-            path, kinds, survey.rows, batches, notes, columns, varying, autoreset
-        )
+        TableReader(path, kinds, survey.rows, batches, notes, columns, varying, autoreset)
     )
 
 
@@ -548,9 +535,12 @@ def _chosen(name: str, guessed: str, dtypes: Mapping[str, str]) -> str:
 
 
 def _table_rows(
-    file: File, types: dict[str, Any], wanted: list[str], allowed: bool,
+    file: File,
+    types: dict[str, Any],
+    wanted: list[str],
+    allowed: bool,
     convert: Callable[[Any], Any],
-) -> Iterator[tuple[int, Any]]:  # fmt: skip
+) -> Iterator[tuple[int, Any]]:
     """The rows of a table; see `csv_text.parse_rows`."""
     text = Text(file, allowed)
     read_header(text, file)
@@ -558,8 +548,7 @@ def _table_rows(
     if text.quotes % 2:
         # Arrow reads everything after such a quote as one cell.
         raise FormatError(
-            f"{file.path} has {text.quotes} quotes, so that one is never closed. "
-            "Correct the file."
+            f"{file.path} has {text.quotes} quotes, so that one is never closed. Correct the file."
         )
 
 
@@ -577,9 +566,7 @@ class _TableSurvey:
         self.names = read_header(Text(file, allowed), file).names
         self.rows = 0
         self._file, self._allowed = file, allowed
-        self._guessed = {
-            name: TEXT if dtypes.get(name) == TEXT else "bool" for name in self.names
-        }
+        self._guessed = {name: TEXT if dtypes.get(name) == TEXT else "bool" for name in self.names}
         self._longest = dict.fromkeys(self.names, 0)
         self.inexact: set[str] = set()
         self._empty: set[str] = set()
@@ -645,13 +632,12 @@ class _TableSurvey:
         highest = float(np.finfo(dtype).max)
         if not all(map(_is_infinity, texts.filter(pa.array(infinite)).to_pylist())):
             raise self._bad(
-                f"within the range of {dtype}", name,
+                f"within the range of {dtype}",
+                name,
                 lambda cell: _is_infinity(cell) or abs(float(cell or 0)) <= highest,
-            )  # fmt: skip
+            )
 
-    def _bad(
-        self, legal: str, name: str, check: Check, way_out: str = ""
-    ) -> FormatError:
+    def _bad(self, legal: str, name: str, check: Check, way_out: str = "") -> FormatError:
         """Return the error for the first cell of a column that fails a check."""
         checks = {column: check_of(pa.string()) for column in self.names}
         checks[name] = (legal, lambda cell: not cell or check(cell))
@@ -680,10 +666,7 @@ class _TableSurvey:
             elif name in self._empty and guess != "bool":
                 notes.note(f"empty cells of column {name!r} became NaN")
                 if guess != "float64":
-                    notes.doubt(
-                        f"column {name!r} of {guess} has empty cells, and became "
-                        "float64"
-                    )
+                    notes.doubt(f"column {name!r} of {guess} has empty cells, and became float64")
                 guess = "float64"
             found[name] = guess
         return found
@@ -771,9 +754,7 @@ class Cells:
         varying: The fields that vary.
     """
 
-    def __init__(
-        self, kinds: Kinds, varying: Mapping[str, Field] | None = None
-    ) -> None:
+    def __init__(self, kinds: Kinds, varying: Mapping[str, Field] | None = None) -> None:
         """Name the columns.
 
         Args:
@@ -838,18 +819,14 @@ class Cells:
             csv_values.refuse_wide(long)
         return pa.RecordBatch.from_arrays(arrays, self.names)
 
-    def decode(
-        self, batch: Any, fields: Sequence[str]
-    ) -> dict[str, NDArray[np.generic]]:
+    def decode(self, batch: Any, fields: Sequence[str]) -> dict[str, NDArray[np.generic]]:
         """Some fields of a record batch, ``[N, *shape]`` each; NaN where missing."""
         found = {}
         for field in fields:
             dtype, shape = self.kinds[field]
             names = self._of[field]
             if field in self.varying:
-                values: Any = csv_values.decode(
-                    batch.column(field), self.varying[field]
-                )
+                values: Any = csv_values.decode(batch.column(field), self.varying[field])
                 found[field] = values
                 continue
             made = np.empty((batch.num_rows, len(names)), storage_dtype(dtype))
@@ -872,9 +849,7 @@ def varying_of(description: Description) -> dict[str, Field]:
     return {path: schema.fields[path] for path in schema.varying}
 
 
-def cells_of(
-    kinds: Kinds, force: bool, varying: Mapping[str, Field] | None = None
-) -> Cells:
+def cells_of(kinds: Kinds, force: bool, varying: Mapping[str, Field] | None = None) -> Cells:
     """The columns of a new file.
 
     Args:

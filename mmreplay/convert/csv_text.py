@@ -20,11 +20,7 @@ import pyarrow.csv as arrow
 
 from mmreplay.checksums import crc32c
 from mmreplay.convert import csv_values
-from mmreplay.convert.base import (
-    MAX_THREADS,
-    in_order,
-    refuse_expansion,
-)
+from mmreplay.convert.base import MAX_THREADS, in_order, refuse_expansion
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, ReplayError
 from mmreplay.schema import Field
@@ -111,9 +107,7 @@ class Text:
                 raise self._damaged(f"cannot be unpacked ({error})") from error
             if data:
                 self._unpacked += len(data)
-                refuse_expansion(
-                    self._file.path, self._unpacked, self._at, self._allowed
-                )
+                refuse_expansion(self._file.path, self._unpacked, self._at, self._allowed)
                 return data
 
     def _damaged(self, problem: str) -> CorruptError:
@@ -280,9 +274,7 @@ def parse_rows(
     def parse(lines: bytes) -> list[tuple[int, Converted]]:
         # A block holds a whole line, however long it is.
         reading = arrow.ReadOptions(
-            column_names=list(types),
-            block_size=max(2 * size, len(lines) + 1),
-            use_threads=False,
+            column_names=list(types), block_size=max(2 * size, len(lines) + 1), use_threads=False
         )
         table = arrow.read_csv(pa.BufferReader(lines), read_options=reading, **options)
         return [(batch.num_rows, convert(batch)) for batch in table.to_batches()]
@@ -304,9 +296,7 @@ def parse_rows(
             if found is None:
                 reason = " ".join(str(error).split())[:200]
                 found = f"{file.path} cannot be read after {done} rows ({reason})"
-            raise CorruptError(
-                f"{found}. The file was edited or damaged: correct it."
-            ) from error
+            raise CorruptError(f"{found}. The file was edited or damaged: correct it.") from error
         if batches is None:
             return
         for count, converted in batches:

@@ -46,9 +46,9 @@ def encode(values: Ragged, field: Field) -> Any:
         data = np.ascontiguousarray(values.values)
         return _strings(data, values.offsets)
     if field.kind == "bytes":
-        return pa.array(
-            [base64.b64encode(each.tobytes()) for each in values], pa.binary()
-        ).cast(pa.string())
+        return pa.array([base64.b64encode(each.tobytes()) for each in values], pa.binary()).cast(
+            pa.string()
+        )
     flat = np.ascontiguousarray(values.values).reshape(-1)
     if field.dtype == "float16":
         flat = flat.astype(np.float32)
@@ -86,9 +86,7 @@ def refuse_wide(cells: dict[str, Any]) -> None:
     Raises:
         SchemaError: One takes more than 48 MiB.
     """
-    nbytes = np.sum(
-        [compute.binary_length(each).to_numpy() for each in cells.values()], axis=0
-    )
+    nbytes = np.sum([compute.binary_length(each).to_numpy() for each in cells.values()], axis=0)
     if np.max(nbytes, initial=0) > MAX_TEXT_NBYTES:
         raise _too_long(next(iter(cells)), int(nbytes.max()))
 
@@ -162,9 +160,7 @@ def _text(cells: Any) -> Ragged:
 def _same_brackets(cells: Any, field: Field, lengths: NDArray[np.int64]) -> bool:
     """Return whether cells have the brackets and commas of values of such lengths."""
     if not field.inner:
-        ends = compute.and_(
-            compute.starts_with(cells, "["), compute.ends_with(cells, "]")
-        )
+        ends = compute.and_(compute.starts_with(cells, "["), compute.ends_with(cells, "]"))
         single = [compute.equal(compute.count_substring(cells, c), 1) for c in "[]"]
         legal = compute.and_(ends, compute.and_(*single))
         return bool(compute.all(legal).as_py() is not False)
@@ -186,8 +182,6 @@ def _numbers(tokens: Any, field: Field) -> NDArray[np.generic]:
         return found.astype(bool)
     if field.numpy.kind == "f":
         tokens = compute.replace_substring_regex(tokens, '^"(nan|inf|-inf)"$', r"\1")
-    kind = pa.from_numpy_dtype(
-        np.dtype(np.float32) if field.dtype == "float16" else field.numpy
-    )
+    kind = pa.from_numpy_dtype(np.dtype(np.float32) if field.dtype == "float16" else field.numpy)
     numbers: NDArray[np.generic] = tokens.cast(kind).to_numpy(zero_copy_only=False)
     return numbers.astype(field.numpy)

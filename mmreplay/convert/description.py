@@ -51,9 +51,20 @@ VALUES, OFFSETS = ".values", ".offsets"
 
 T = TypeVar("T", bound=str)
 _KEYS = {
-    "format", "version", "schema", "roles", "num_envs", "first", "stop", "capacity",
-    "autoreset", "layout", "uuid", "statistics", "user",
-}  # fmt: skip
+    "format",
+    "version",
+    "schema",
+    "roles",
+    "num_envs",
+    "first",
+    "stop",
+    "capacity",
+    "autoreset",
+    "layout",
+    "uuid",
+    "statistics",
+    "user",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +122,7 @@ class Description:
             )
         if (self.first < 0).any() or (self.stop < self.first).any():
             raise SchemaError(
-                "description: first and stop must be 0 <= first <= stop in every "
-                "environment."
+                "description: first and stop must be 0 <= first <= stop in every environment."
             )
 
     @property
@@ -318,14 +328,10 @@ def _from_json(value: Json, name: str) -> Description:
         raise FormatError(f"{name}: uuid must be 32 hex digits or '', got {uuid!r}.")
     priorities = value.get("priorities", "")
     if not isinstance(priorities, str):
-        raise FormatError(
-            f"{name}: priorities must be a name, got {str(priorities)[:60]!r}."
-        )
+        raise FormatError(f"{name}: priorities must be a name, got {str(priorities)[:60]!r}.")
     for key in ("roles", "statistics", "user"):
         if not isinstance(value[key], dict):
-            raise FormatError(
-                f"{name}: {key} must be an object, got {str(value[key])[:60]!r}."
-            )
+            raise FormatError(f"{name}: {key} must be an object, got {str(value[key])[:60]!r}.")
     layout = value["layout"]
     schema = Schema.from_json(value["schema"], value["roles"])
     heap_nbytes = value.get("heap_bytes", 0) if schema.varying else 0
@@ -347,9 +353,7 @@ def _from_json(value: Json, name: str) -> Description:
 def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.int64]:
     if not isinstance(value, list) or len(value) != num_envs:
         got = len(value) if isinstance(value, list) else type(value).__name__
-        raise FormatError(
-            f"{name}: {key} must be a list of {num_envs} positions, got {got}."
-        )
+        raise FormatError(f"{name}: {key} must be a list of {num_envs} positions, got {got}.")
     numbers = [_number(each, key, name, 0, MAX_POSITION - 1) for each in value]
     return np.array(numbers, np.int64)
 
@@ -357,8 +361,7 @@ def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.
 def _number(number: object, key: str, name: str, low: int, high: int) -> int:
     if type(number) is not int or not low <= number <= high:
         raise FormatError(
-            f"{name}: {key} must be an integer in [{low}, {high}], got "
-            f"{str(number)[:60]}."
+            f"{name}: {key} must be an integer in [{low}, {high}], got {str(number)[:60]}."
         )
     return number
 

@@ -85,9 +85,7 @@ class DirectWriter(Protocol):
         """Stop the threads, before the store is closed; a second call does nothing."""
 
 
-def open_direct_writer(
-    store: CheckedStore, paths: list[str], span: Span
-) -> DirectWriter:
+def open_direct_writer(store: CheckedStore, paths: list[str], span: Span) -> DirectWriter:
     """The fastest writer for a new store.
 
     Args:
@@ -271,9 +269,7 @@ class StoreWriter:
         self._pool.shutdown()
 
 
-def env_runs(
-    ring: Ring, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
-) -> list[Run]:
+def env_runs(ring: Ring, env_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> list[Run]:
     """Runs of rows in the files of an env-major ring, or one of one environment.
 
     Args:
@@ -456,9 +452,7 @@ def open_output(file: File, streams: int) -> Output:
     return direct_output(file, file.nbytes, streams) or CachedOutput(file)
 
 
-def direct_output(
-    file: File, nbytes: int, streams: int, files: int = 1
-) -> DirectOutput | None:
+def direct_output(file: File, nbytes: int, streams: int, files: int = 1) -> DirectOutput | None:
     """An output past the page cache, or None for a file that is too small for one.
 
     Args:
@@ -548,9 +542,7 @@ class DirectOutput:
     def _write_slab(self, slab: _Slab) -> None:
         try:
             direct = slab.filled // ALIGNMENT * ALIGNMENT
-            if direct and not self._write_direct(
-                slab.memory[:direct].data, slab.offset
-            ):
+            if direct and not self._write_direct(slab.memory[:direct].data, slab.offset):
                 direct = 0
             rest = slab.memory[direct : slab.filled]
             if len(rest):

@@ -138,13 +138,10 @@ class NamedEnds:
             ended = np.concatenate([self._ended[env_id : env_id + 1], terminated[mine]])
             self._ended[env_id] = ended[-1]
             # A cut truncates an unfinished episode only; this one had ended.
-            flags[mine] &= np.where(
-                ended[:-1], ~np.uint8(CUT | BREAK), np.uint8(ALL_FLAGS)
-            )
+            flags[mine] &= np.where(ended[:-1], ~np.uint8(CUT | BREAK), np.uint8(ALL_FLAGS))
             flags[mine] |= self._marks.mark(
-                env_id, terminated[mine], truncated[mine], final[mine],
-                (flags[mine] & START) != 0,
-            )  # fmt: skip
+                env_id, terminated[mine], truncated[mine], final[mine], (flags[mine] & START) != 0
+            )
         return replace(block, flags=flags)
 
 
@@ -195,9 +192,7 @@ class EpisodeSpans:
         self._reader, self._within = reader, span
         self._counts = np.zeros(len(span.stop), np.int64)
         for block, begins in self._look():
-            self._counts += np.bincount(
-                block.env_ids[begins], minlength=len(self._counts)
-            )
+            self._counts += np.bincount(block.env_ids[begins], minlength=len(self._counts))
         self.total = int(self._counts.sum())
 
     def _look(self) -> Iterator[tuple[Block, NDArray[np.bool_]]]:
@@ -221,9 +216,7 @@ class EpisodeSpans:
         for env_id, number, position in self._positions(low, high, some):
             side = firsts if number == low[env_id] else stops
             side[env_id] = position
-        return Span(
-            np.where(some, firsts, within.stop), np.where(some, stops, within.stop)
-        )
+        return Span(np.where(some, firsts, within.stop), np.where(some, stops, within.stop))
 
     def _positions(
         self, low: Ids, high: Ids, some: NDArray[np.bool_]
@@ -277,12 +270,8 @@ class EpisodeNumbers:
         heads = np.repeat(changes, np.diff(changes, append=count))
         last = np.maximum.accumulate(np.where(sorted_begins, place, -1))
         carried = last < heads
-        episode = np.where(
-            carried, self._episode[sorted_ids], numbers[order][np.maximum(last, 0)]
-        )
-        step = np.where(
-            carried, self._next_step[sorted_ids] + place - heads, place - last
-        )
+        episode = np.where(carried, self._episode[sorted_ids], numbers[order][np.maximum(last, 0)])
+        step = np.where(carried, self._next_step[sorted_ids] + place - heads, place - last)
         if count:
             tails = np.append(changes[1:], count) - 1
             self._episode[sorted_ids[tails]] = episode[tails]

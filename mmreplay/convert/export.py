@@ -103,9 +103,7 @@ def _open_reader(
     priorities: str | None,
 ) -> Reader:
     if isinstance(buffer, ReplayBuffer):
-        return BufferReader(
-            buffer, fields=fields, env_ids=env_ids, priorities=priorities
-        )
+        return BufferReader(buffer, fields=fields, env_ids=env_ids, priorities=priorities)
     # A ZarrSource also holds options; a path would lose them.
     path = buffer if isinstance(buffer, ZarrSource) else absolute(buffer)
     return open_reader(path, fields=fields, env_ids=env_ids, priorities=priorities)

@@ -14,13 +14,7 @@ from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Selection
-from mmreplay.convert.transfer import (
-    local,
-    name_source,
-    open_source,
-    refuse_inside,
-    transfer,
-)
+from mmreplay.convert.transfer import local, name_source, open_source, refuse_inside, transfer
 from mmreplay.datasets import minari
 from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import Codec
@@ -110,16 +104,18 @@ def load(
     refuse_inside(target_path, path if is_buffer else None)
     parts = (fields, env_ids, episodes, rows)
     selection = None if all(part is None for part in parts) else Selection(*parts)
-    with (
-        name_source(path),
-        open_source(path, source_format, options, selection) as reader,
-    ):
+    with name_source(path), open_source(path, source_format, options, selection) as reader:
 
         def open_writer(description: Description) -> BufferWriter:
             return buffer_writer.open_writer(
-                target_path, description, overwrite=overwrite,
-                capacity=capacity, engine=engine, codec=codec, priorities=priorities,
+                target_path,
+                description,
+                overwrite=overwrite,
+                capacity=capacity,
+                engine=engine,
+                codec=codec,
+                priorities=priorities,
                 heap_bytes=heap_bytes,
-            )  # fmt: skip
+            )
 
         return transfer(reader, open_writer, strict=strict, progress=progress)

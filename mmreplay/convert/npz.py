@@ -213,9 +213,7 @@ def read_columns(
     return columns, entries.get(MEMBER + ENDING)
 
 
-def _column(
-    file: File, entry: Entry, notes: Notes, free_nbytes: int
-) -> ArrayColumn | None:
+def _column(file: File, entry: Entry, notes: Notes, free_nbytes: int) -> ArrayColumn | None:
     """The array of a member, or None if it can be no field.
 
     Args:
@@ -355,9 +353,7 @@ class ColumnsFirst:
 class RowsOfColumns(Stream):
     """Bytes in C order of an array that lies in Fortran order; see `Stream`."""
 
-    def __init__(
-        self, pread_into: Callable[[memoryview, int], None], header: NpyHeader
-    ) -> None:
+    def __init__(self, pread_into: Callable[[memoryview, int], None], header: NpyHeader) -> None:
         self._pread_into, self._at = pread_into, 0
         self._dtype, self._shape = header.dtype, header.shape
         self._count = math.prod(header.shape[1:])
@@ -436,9 +432,7 @@ def _plan(description: Description) -> NpzPlan:
 class PackedWriter(StagedWriter):
     """Writes a file of deflated members, packed by two threads; see `Writer`."""
 
-    def __init__(
-        self, target: Path, description: Description, level: int, overwrite: bool
-    ) -> None:
+    def __init__(self, target: Path, description: Description, level: int, overwrite: bool) -> None:
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
@@ -617,8 +611,7 @@ def prefix_nbytes(data: bytes, what: str) -> int:
     total = int(size) + (10 if short else 12)
     if total > MAX_HEADER_NBYTES:
         raise FormatError(
-            f"{what} must have an npy header of at most {MAX_HEADER_NBYTES} bytes, got "
-            f"{total}."
+            f"{what} must have an npy header of at most {MAX_HEADER_NBYTES} bytes, got {total}."
         )
     return total
 
@@ -636,9 +629,7 @@ def parse(data: bytes, what: str) -> NpyHeader:
     start = 10 if data[6] == 1 else 12
     try:
         value = ast.literal_eval(data[start:].decode("latin-1").strip())
-        descr, order, shape = (
-            value[key] for key in ("descr", "fortran_order", "shape")
-        )
+        descr, order, shape = (value[key] for key in ("descr", "fortran_order", "shape"))
     except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
         raise FormatError(
             f"{what} has an npy header that does not describe an array: "

@@ -49,14 +49,7 @@ from mmreplay.convert.base import (
     refuse_expansion,
     refuse_wide,
 )
-from mmreplay.convert.description import (
-    ENV_ID,
-    FLAGS,
-    KEY,
-    POSITION,
-    RESERVED,
-    Description,
-)
+from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, RESERVED, Description
 from mmreplay.convert.episode_ends import EPISODE, STEP, EpisodeNumbers
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import (
@@ -66,12 +59,7 @@ from mmreplay.convert.undescribed import (
     needless_autoreset,
     no_position,
 )
-from mmreplay.convert.values import (
-    VALUES_NBYTES,
-    check_values,
-    refuse_large,
-    split_by_bytes,
-)
+from mmreplay.convert.values import VALUES_NBYTES, check_values, refuse_large, split_by_bytes
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
 from mmreplay.errors import (
@@ -92,11 +80,7 @@ Vectors = Literal["auto", "list", "binary"]
 MAX_LIST_VALUES = 1024
 """Of the longest vector that is a list by default."""
 NARROW = {"int8", "int16", "uint8", "uint16", "bfloat16"}
-TYPES = {
-    name: pa.from_numpy_dtype(storage_dtype(name))
-    for name in DTYPES
-    if name != "bfloat16"
-}
+TYPES = {name: pa.from_numpy_dtype(storage_dtype(name)) for name in DTYPES if name != "bfloat16"}
 ITEM = "element"
 """Parquet's name of the values of a list."""
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
@@ -182,9 +166,13 @@ def open_writer(
         SchemaError: An option is not legal, or a field cannot be a column.
     """
     planned(
-        description, compression=compression, compression_level=compression_level,
-        vectors=vectors, row_group_nbytes=row_group_nbytes, file_nbytes=file_nbytes,
-    )  # fmt: skip
+        description,
+        compression=compression,
+        compression_level=compression_level,
+        vectors=vectors,
+        row_group_nbytes=row_group_nbytes,
+        file_nbytes=file_nbytes,
+    )
     packed = Compression(compression, compression_level)
     return ParquetWriter(
         target, description, packed, vectors, row_group_nbytes, file_nbytes, overwrite
@@ -207,9 +195,7 @@ def planned(
             "Leave it out for auto."
         )
     Compression(compression, compression_level)
-    for name, value in (
-        ("row_group_nbytes", row_group_nbytes), ("file_nbytes", file_nbytes),
-    ):  # fmt: skip
+    for name, value in (("row_group_nbytes", row_group_nbytes), ("file_nbytes", file_nbytes)):
         if value is not None and (type(value) is not int or value < 1):
             raise SchemaError(
                 f"{name} must be a number of bytes, at least 1, got {value!r}. Leave "
@@ -349,9 +335,7 @@ class ParquetReader(Reader):
                     yield rows_
                 _compare(file, sums.texts())
 
-    def _decode(
-        self, file: ParquetFile, name: str, array: Any, first: int
-    ) -> NDArray[np.generic]:
+    def _decode(self, file: ParquetFile, name: str, array: Any, first: int) -> NDArray[np.generic]:
         field = self._varying.get(name)
         if field is None:
             return decode(array, *self._description.columns[name])
@@ -380,10 +364,7 @@ def _compare(file: ParquetFile, sums: Mapping[str, str]) -> None:
 
 
 def open_plain(
-    path: Path,
-    paths: list[Path],
-    allow_expansion: bool,
-    autoreset: Autoreset | None = None,
+    path: Path, paths: list[Path], allow_expansion: bool, autoreset: Autoreset | None = None
 ) -> Reader:
     """Open files without a description as one table, one after the other.
 
@@ -425,9 +406,7 @@ def open_plain(
     )
     varying = {name: found for name, found in surveyed.items() if found is not None}
     kinds = {
-        name: kind
-        for name, kind in kinds.items()
-        if name not in surveyed and name not in expanding
+        name: kind for name, kind in kinds.items() if name not in surveyed and name not in expanding
     }
     for name in types:
         if name not in kinds and name not in varying:
@@ -465,14 +444,10 @@ def open_plain(
                     done += len(next(iter(batch.values())))
 
     shown = {name: str(kind) for name, kind in types.items()}
-    return in_place(
-        TableReader(path, kinds, rows, batches, notes, shown, varying, autoreset)
-    )
+    return in_place(TableReader(path, kinds, rows, batches, notes, shown, varying, autoreset))
 
 
-def _values_of(
-    file: ParquetFile, name: str, array: Any, field: Field, done: int
-) -> Any:
+def _values_of(file: ParquetFile, name: str, array: Any, field: Field, done: int) -> Any:
     """Values of a field that varies in a batch, checked."""
     what = f"{file.path}: column {name!r}"
     if has_nulls(array):
@@ -515,8 +490,7 @@ def _survey_values(
                     # A missing list has no length. How many values a file holds does
                     # not tell: it counts an empty list as one.
                     if name not in uneven and (
-                        array.null_count
-                        or lengths_differ(array, even[name][1]) is not None
+                        array.null_count or lengths_differ(array, even[name][1]) is not None
                     ):
                         uneven.add(name)
                     if has_nulls(array):
@@ -629,11 +603,7 @@ class CommonColumns:
         lacking = [name for name in self.types if name not in own]
         extra = [name for name in own if name not in self.types]
         if lacking or extra:
-            odd = (
-                f"lacks column {lacking[0]!r}"
-                if lacking
-                else f"has column {extra[0]!r}"
-            )
+            odd = f"lacks column {lacking[0]!r}" if lacking else f"has column {extra[0]!r}"
             raise FormatError(
                 f"{file.path} {odd}, unlike {self._first}. Write all files with the "
                 "same columns, or load files of different tables one by one."
@@ -645,10 +615,7 @@ class CommonColumns:
             note = f"column {name!r} is the index of a pandas table, and was left out"
             (notes.note if numbers else notes.doubt)(note)
         for name in self._unlike:
-            notes.note(
-                f"column {name!r} is of several types, and was read as "
-                f"{self.types[name]}"
-            )
+            notes.note(f"column {name!r} is of several types, and was read as {self.types[name]}")
 
 
 def _row_labels(about: bytes) -> set[str]:
@@ -782,9 +749,7 @@ class ParquetFile:
         stored = self._opened([]).schema_arrow
         self._views = [field.name for field in stored if _is_view(field.type)]
         self._parquet = self._opened([])
-        self._coded = {
-            field.name for field in stored if plain_type(field.type) != field.type
-        }
+        self._coded = {field.name for field in stored if plain_type(field.type) != field.type}
         fields = [field.with_type(plain_type(field.type)) for field in stored]
         self.schema = pa.schema(fields, stored.metadata)
         self.metadata = dict(self._parquet.metadata.metadata or {})
@@ -852,11 +817,7 @@ class ParquetFile:
             FormatError: Its values in one row group take more than 512 MiB.
         """
         num_values = max(
-            (
-                leaf.values
-                for path, leaf in self._leaves.items()
-                if path.startswith(f"{name}.")
-            ),
+            (leaf.values for path, leaf in self._leaves.items() if path.startswith(f"{name}.")),
             default=0,
         )
         if VALUE_NBYTES * num_values > parquet_checks.MAX_PAGES_NBYTES:
@@ -934,9 +895,7 @@ class ParquetFile:
                 yield cut
             done += len(nbytes)
 
-    def _counted(
-        self, batches: Iterator[Any], names: Sequence[str]
-    ) -> Iterator[dict[str, Any]]:
+    def _counted(self, batches: Iterator[Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
         done = 0
         while True:
             with parquet_errors(self.path):
@@ -994,9 +953,15 @@ class ParquetWriter(Writer):
     """Writes rows in row groups; see `Writer`."""
 
     def __init__(
-        self, target: Path, description: Description, packed: Compression,
-        vectors: str, group_nbytes: int, file_nbytes: int | None, overwrite: bool,
-    ) -> None:  # fmt: skip
+        self,
+        target: Path,
+        description: Description,
+        packed: Compression,
+        vectors: str,
+        group_nbytes: int,
+        file_nbytes: int | None,
+        overwrite: bool,
+    ) -> None:
         self.nbytes = 0
         self.notes = Notes()
         self._description, self._packed = description, packed
@@ -1096,9 +1061,7 @@ class ParquetWriter(Writer):
         for name, field in self._varying.items():
             lengths = block.values(name).lengths
             nbytes += lengths * field.inner_nbytes
-            self._widest = max(
-                self._widest, int(lengths.max(initial=0)) * field.inner_nbytes
-            )
+            self._widest = max(self._widest, int(lengths.max(initial=0)) * field.inner_nbytes)
             limit = MAX_ROW_NBYTES
             if field.kind == "array":
                 count = VALUE_NBYTES * int(np.prod(field.inner, dtype=object))
@@ -1158,10 +1121,7 @@ class ParquetWriter(Writer):
         assert self._open_file is not None
         sums = self._sums.texts()
         sums[KEY] = f"{crc32c(memoryview(self._described)):08x}"
-        metadata: dict[str, str | bytes] = {
-            KEY: self._described,
-            SUMS: json.dumps(sums),
-        }
+        metadata: dict[str, str | bytes] = {KEY: self._described, SUMS: json.dumps(sums)}
         if self._file_nbytes is not None:
             metadata[FIRST_ROW] = str(self._first)
         file, self._open_file = self._open_file, None
@@ -1225,9 +1185,7 @@ class ColumnSums:
     def texts(self) -> dict[str, str]:
         """Hex digits by column: 8, and 8 more for lengths."""
         found = {name: f"{crc:08x}" for name, crc in self._sums.items()}
-        return found | {
-            name: f"{found[name]}{crc:08x}" for name, crc in self._lengths.items()
-        }
+        return found | {name: f"{found[name]}{crc:08x}" for name, crc in self._lengths.items()}
 
 
 def sum_of(column: NDArray[np.generic], before: int) -> int:
@@ -1243,9 +1201,7 @@ class ParquetFileWriter:
         rows: Rows written so far.
     """
 
-    def __init__(
-        self, file: File, schema: Any, compression: Compression, widest: int
-    ) -> None:
+    def __init__(self, file: File, schema: Any, compression: Compression, widest: int) -> None:
         """Begin a file.
 
         Args:
@@ -1457,9 +1413,7 @@ def plain_type(kind: Any) -> Any:
 
 def is_bytes(kind: Any) -> bool:
     """Return whether a type is text or bytes of any length."""
-    return bool(
-        is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    )
+    return bool(is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def encode_field(values: Ragged, field: Field) -> Any:
@@ -1723,9 +1677,7 @@ def _storage(array: Any) -> Any:
 
 def _is_list(kind: Any) -> bool:
     return bool(
-        pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
+        pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
     )
 
 

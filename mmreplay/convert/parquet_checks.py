@@ -37,13 +37,8 @@ NUM_ROWS, GROUPS = 3, 4
 COLUMNS, GROUP_ROWS = 1, 3
 FILE_PATH, META = 1, 3
 TYPE, NAMES, NUM_VALUES, PACKED, DATA, DICTIONARY = 1, 3, 5, 7, 9, 11
-CHUNK = {
-    TYPE: int, NAMES: [bytes], NUM_VALUES: int, PACKED: int, DATA: int, DICTIONARY: int,
-}  # fmt: skip
-FOOTER = {
-    NUM_ROWS: int,
-    GROUPS: [{COLUMNS: [{FILE_PATH: bytes, META: CHUNK}], GROUP_ROWS: int}],
-}
+CHUNK = {TYPE: int, NAMES: [bytes], NUM_VALUES: int, PACKED: int, DATA: int, DICTIONARY: int}
+FOOTER = {NUM_ROWS: int, GROUPS: [{COLUMNS: [{FILE_PATH: bytes, META: CHUNK}], GROUP_ROWS: int}]}
 UNPACKED_SIZE, PACKED_SIZE = 2, 3
 DICTIONARY_PAGE = 7
 PAGE_KINDS = (5, DICTIONARY_PAGE, 8)
@@ -53,12 +48,13 @@ ENCODING = {5: 2, 8: 4}
 DELTA_BYTE_ARRAY = 7
 """An encoding in which a value repeats the one before: a few bytes for any length."""
 PAGE = {
-    UNPACKED_SIZE: int, PACKED_SIZE: int,
+    UNPACKED_SIZE: int,
+    PACKED_SIZE: int,
     **{
         kind: {VALUES: int} | ({ENCODING[kind]: int} if kind in ENCODING else {})
         for kind in PAGE_KINDS
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +135,7 @@ def check(file: File) -> Footer:
             chunk = column.get(META, {})
             numbers = [chunk.get(key) for key in (TYPE, NUM_VALUES, PACKED, DATA)]
             numbers.append(chunk.get(DICTIONARY, 0))
-            if (
-                FILE_PATH in column
-                or NAMES not in chunk
-                or not all(map(_is_count, numbers))
-            ):
+            if FILE_PATH in column or NAMES not in chunk or not all(map(_is_count, numbers)):
                 got = "a column that is outside this file"
                 raise _malformed(file, f"the footer at byte {end}", got)
             packed += chunk[PACKED]
@@ -269,16 +261,13 @@ def _is_count(value: object) -> bool:
 
 def _malformed(file: File, where: str, got: object) -> CorruptError:
     return CorruptError(
-        f"{file.path}: {where} holds {got}. The file is damaged: restore it from a "
-        "copy."
+        f"{file.path}: {where} holds {got}. The file is damaged: restore it from a copy."
     )
 
 
 MAX_DEPTH = 24
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
-KINDS = {
-    int: (I16, I32, I64), bytes: (BINARY,), list: (LIST, SET), dict: (STRUCT,),
-}  # fmt: skip
+KINDS = {int: (I16, I32, I64), bytes: (BINARY,), list: (LIST, SET), dict: (STRUCT,)}
 """Kinds of a value by the pattern that keeps it."""
 
 
@@ -303,9 +292,7 @@ class Thrift:
         self._structs = 0
         self._max_structs = max_structs
 
-    def struct(
-        self, pattern: Mapping[int, Any] | None, depth: int = 0
-    ) -> dict[int, Any]:
+    def struct(self, pattern: Mapping[int, Any] | None, depth: int = 0) -> dict[int, Any]:
         """Fields of the pattern that the struct has, by number.
 
         Raises:
@@ -333,8 +320,7 @@ class Thrift:
             wanted = pattern if isinstance(pattern, type) else type(pattern)
             if kind not in KINDS[wanted]:
                 raise MalformedThrift(
-                    f"a value of kind {kind} at byte {self.at} instead of a "
-                    f"{wanted.__name__}"
+                    f"a value of kind {kind} at byte {self.at} instead of a {wanted.__name__}"
                 )
         if depth > MAX_DEPTH:
             raise MalformedThrift(f"more than {MAX_DEPTH} values inside each other")
@@ -398,9 +384,7 @@ class Thrift:
         value, shift = byte & 127, 7
         while byte > 127:
             if shift > 63:
-                raise MalformedThrift(
-                    f"a number of more than 64 bits at byte {self.at}"
-                )
+                raise MalformedThrift(f"a number of more than 64 bits at byte {self.at}")
             byte = self._byte()
             value |= (byte & 127) << shift
             shift += 7

@@ -33,12 +33,7 @@ from mmreplay.convert.array_file import (
     Stream,
     read_description,
 )
-from mmreplay.convert.base import (
-    Notes,
-    Reader,
-    Writer,
-    doubt_sums,
-)
+from mmreplay.convert.base import Notes, Reader, Writer, doubt_sums
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
 from mmreplay.convert.undescribed import (
     POSITION_COLUMNS,
@@ -61,11 +56,17 @@ if TYPE_CHECKING:
 # The dtypes of early versions of torch are named by classes of storages; later ones
 # have untyped storages, and the dtype separately.
 STORAGES = {
-    "bool": "BoolStorage", "int8": "CharStorage", "int16": "ShortStorage",
-    "int32": "IntStorage", "int64": "LongStorage", "uint8": "ByteStorage",
-    "float16": "HalfStorage", "float32": "FloatStorage", "float64": "DoubleStorage",
+    "bool": "BoolStorage",
+    "int8": "CharStorage",
+    "int16": "ShortStorage",
+    "int32": "IntStorage",
+    "int64": "LongStorage",
+    "uint8": "ByteStorage",
+    "float16": "HalfStorage",
+    "float32": "FloatStorage",
+    "float64": "DoubleStorage",
     "bfloat16": "BFloat16Storage",
-}  # fmt: skip
+}
 TensorKinds = Mapping[str, tuple[str, tuple[int, ...]]]
 Arrays = Mapping[str, NDArray[np.generic]]
 ROOT = "archive"
@@ -117,11 +118,7 @@ def open_reader(
 
 
 def open_writer(
-    target: Path,
-    description: Description,
-    *,
-    overwrite: bool = False,
-    layout: str | None = None,
+    target: Path, description: Description, *, overwrite: bool = False, layout: str | None = None
 ) -> Writer:
     """Make a pt file as a target.
 
@@ -201,9 +198,7 @@ def _reader(
     described = columns.pop(KEY, None)
     if described is None:
         own = own_names_of(own_names)
-        return in_place(
-            PlainReader(file, columns, notes, own_names=own, autoreset=autoreset)
-        )
+        return in_place(PlainReader(file, columns, notes, own_names=own, autoreset=autoreset))
     if autoreset is not None:
         raise needless_autoreset(file.path, autoreset)
     dtype, shape = described.dtype, described.shape
@@ -248,9 +243,7 @@ def _entries(file: File) -> dict[int, Entry]:
             f"{root}/data.pkl. Name its format with format= (--from)."
         )
     if order is not None and file.pread(order.nbytes, order.offset) != b"little":
-        raise FormatError(
-            f"{file.path} is not little-endian. Load and save it on this machine."
-        )
+        raise FormatError(f"{file.path} is not little-endian. Load and save it on this machine.")
     return {entry.offset: entry for entry in entries.values()}
 
 
@@ -309,9 +302,7 @@ def _flat(
 ) -> Iterator[tuple[str, str, Any]]:
     """Path, name and value of each leaf; names of keys of the outer dict are these."""
     if depth > MAX_DEPTH:
-        raise FormatError(
-            f"tensors nest deeper than {MAX_DEPTH} at {prefix!r}. Save a flat dict."
-        )
+        raise FormatError(f"tensors nest deeper than {MAX_DEPTH} at {prefix!r}. Save a flat dict.")
     for key, each in value.items():
         path, own = f"{prefix}{key}", f"{keys}[{key!r}]"
         if isinstance(each, dict):
@@ -320,16 +311,12 @@ def _flat(
             yield path, own if keys or not isinstance(key, str) else key, each
 
 
-def _locate(
-    tensor: torch.Tensor, maps: list[tuple[int, int, int]], what: str
-) -> StoredTensor:
+def _locate(tensor: torch.Tensor, maps: list[tuple[int, int, int]], what: str) -> StoredTensor:
     """The place of a tensor, which lies within its storage."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
     if tensor.layout != _strided() or not tensor.is_contiguous():
-        raise FormatError(
-            f"{what} is sparse or not contiguous. Save tensor.contiguous()."
-        )
+        raise FormatError(f"{what} is sparse or not contiguous. Save tensor.contiguous().")
     storage = tensor.untyped_storage()
     first = int(tensor.storage_offset()) * tensor.element_size()
     if first + tensor.numel() * tensor.element_size() > storage.nbytes():
@@ -462,18 +449,18 @@ def _tensor(key: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     """A call of torch's function that builds a tensor."""
     count = math.prod(shape)
     old = dtype in STORAGES
-    storage = (
-        _name("torch", STORAGES[dtype])
-        if old
-        else _name("torch.storage", "UntypedStorage")
-    )
+    storage = _name("torch", STORAGES[dtype]) if old else _name("torch.storage", "UntypedStorage")
     size = count if old else array_nbytes(dtype, shape)
     saved = _tuple(_text("storage"), storage, _text(key), _text("cpu"), _number(size))
     hooks = _name("collections", "OrderedDict") + b")R"
     items = [
-        saved + b"Q", _number(0), _tuple(*map(_number, shape)),
-        _tuple(*map(_number, _strides(shape))), b"\x89", hooks,
-    ]  # fmt: skip
+        saved + b"Q",
+        _number(0),
+        _tuple(*map(_number, shape)),
+        _tuple(*map(_number, _strides(shape))),
+        b"\x89",
+        hooks,
+    ]
     if not old:
         items.append(_name("torch", dtype))
     build = "_rebuild_tensor_v2" if old else "_rebuild_tensor_v3"

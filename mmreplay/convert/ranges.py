@@ -82,10 +82,7 @@ class RowRanges:
     def to_json(self) -> dict[str, Any]:
         """Return them as the JSON object of a selection file."""
         columns = np.stack([self.env_ids, self.first, self.stop], axis=1)
-        return {
-            "format": FORMAT, "version": VERSION, "uuid": self.uuid,
-            "rows": columns.tolist(),
-        }  # fmt: skip
+        return {"format": FORMAT, "version": VERSION, "uuid": self.uuid, "rows": columns.tolist()}
 
 
 def read_ranges(path: Path) -> RowRanges:
@@ -143,8 +140,7 @@ def select_ranges(reader: Reader, ranges: RowRanges) -> RangesReader:
     other = ""
     if ranges.uuid and description.uuid and ranges.uuid != description.uuid:
         other = (
-            f"the selection is of the buffer {ranges.uuid}, and the source is "
-            f"{description.uuid}"
+            f"the selection is of the buffer {ranges.uuid}, and the source is {description.uuid}"
         )
         notes.doubt(f"{other}: positions may name other rows")
     here = ranges.clip(Span(description.first, description.stop))
@@ -237,9 +233,7 @@ class RangesReader(Reader):
         paths = self._description.schema.varying
         return self._select(self._reader.measures(), paths)
 
-    def _select(
-        self, blocks: Iterator[Block], paths: tuple[str, ...]
-    ) -> Iterator[Block]:
+    def _select(self, blocks: Iterator[Block], paths: tuple[str, ...]) -> Iterator[Block]:
         last = np.zeros(self._description.num_envs, np.uint8)
         ranges = self._ranges
         for block in blocks:
@@ -252,9 +246,7 @@ class RangesReader(Reader):
             columns = {p: rows.columns[p] for p in paths if p in rows.columns}
             yield Block(columns, rows.env_ids, positions, flags)
 
-    def _flags(
-        self, rows: Block, which: Ids, last: NDArray[np.uint8]
-    ) -> NDArray[np.uint8]:
+    def _flags(self, rows: Block, which: Ids, last: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Flags of rows whose neighbours may be others now.
 
         Args:

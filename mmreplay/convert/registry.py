@@ -66,87 +66,110 @@ class Format:
 
 
 OURS = (
+    Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True),
+    Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",), varies=True),
+    Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth"), varies=True),
     Format(
-        BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True
-    ),
-    Format(
-        "npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",), varies=True
-    ),
-    Format(
-        "pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth"),
+        "safetensors",
+        "mmreplay.convert.safetensors",
+        "tensors under a JSON header",
+        (".safetensors", ".safetensors.index.json"),
         varies=True,
     ),
     Format(
-        "safetensors", "mmreplay.convert.safetensors", "tensors under a JSON header",
-        (".safetensors", ".safetensors.index.json"), varies=True,
+        "safetensors-folder",
+        "mmreplay.convert.safetensors",
+        "a folder of its parts, or velora's pair",
+        writes=False,
+        asks=True,
     ),
+    Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz"), varies=True),
     Format(
-        "safetensors-folder", "mmreplay.convert.safetensors",
-        "a folder of its parts, or velora's pair", writes=False, asks=True,
-    ),
-    Format(
-        "csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz"),
+        "parquet",
+        "mmreplay.convert.parquet",
+        "a table, or a folder of part files",
+        (".parquet", ".pq"),
         varies=True,
     ),
     Format(
-        "parquet", "mmreplay.convert.parquet", "a table, or a folder of part files",
-        (".parquet", ".pq"), varies=True,
+        "parquet-folder",
+        "mmreplay.convert.parquet",
+        "a folder of parquet files",
+        writes=False,
+        asks=True,
     ),
-    Format(
-        "parquet-folder", "mmreplay.convert.parquet", "a folder of parquet files",
-        writes=False, asks=True,
-    ),
-)  # fmt: skip
+)
 _HDF5, _TORCH = (".hdf5", ".h5"), (".pt", ".pth")
 FOREIGN = (
+    Format("d4rl", "mmreplay.datasets.d4rl", "D4RL's HDF5", _HDF5, asks=True),
+    Format("minari", "mmreplay.datasets.minari", "a Minari dataset's folder", asks=True),
     Format(
-        "d4rl", "mmreplay.datasets.d4rl", "D4RL's HDF5", _HDF5, asks=True
-    ),
-    Format(
-        "minari", "mmreplay.datasets.minari", "a Minari dataset's folder",
+        "robomimic",
+        "mmreplay.datasets.robomimic",
+        "robomimic's HDF5",
+        _HDF5,
+        writes=False,
         asks=True,
     ),
     Format(
-        "robomimic", "mmreplay.datasets.robomimic", "robomimic's HDF5", _HDF5,
-        writes=False, asks=True,
+        "sb3",
+        "mmreplay.adapters.sb3.files",
+        "Stable-Baselines3's pickled buffer",
+        (".pkl",),
+        writes=False,
+        asks=True,
     ),
     Format(
-        "sb3", "mmreplay.adapters.sb3.files", "Stable-Baselines3's pickled buffer",
-        (".pkl",), writes=False, asks=True,
+        "tmrl",
+        "mmreplay.adapters.tmrl.files",
+        "tmrl's data.pkl",
+        (".pkl",),
+        writes=False,
+        asks=True,
     ),
     Format(
-        "tmrl", "mmreplay.adapters.tmrl.files", "tmrl's data.pkl", (".pkl",),
-        writes=False, asks=True,
+        "alf",
+        "mmreplay.adapters.alf.files",
+        "alf's replay buffer in a checkpoint",
+        _TORCH,
+        writes=False,
+        asks=True,
     ),
     Format(
-        "alf", "mmreplay.adapters.alf.files", "alf's replay buffer in a checkpoint",
-        _TORCH, writes=False, asks=True,
+        "pytorchrl",
+        "mmreplay.adapters.pytorchrl.files",
+        "pytorchrl's storage",
+        _TORCH,
+        writes=False,
+        asks=True,
     ),
     Format(
-        "pytorchrl", "mmreplay.adapters.pytorchrl.files", "pytorchrl's storage",
-        _TORCH, writes=False, asks=True,
+        "dqn-replay",
+        "mmreplay.datasets.dqn_replay",
+        "a folder of DQN Replay",
+        writes=False,
+        asks=True,
     ),
     Format(
-        "dqn-replay", "mmreplay.datasets.dqn_replay", "a folder of DQN Replay",
-        writes=False, asks=True,
+        "lerobot",
+        "mmreplay.datasets.lerobot",
+        "a LeRobot dataset's folder",
+        writes=False,
+        asks=True,
+    ),
+    Format("rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder", writes=False, asks=True),
+    Format(
+        "zarr", "mmreplay.datasets.zarr", "a Zarr group, also at s3://", writes=False, asks=True
     ),
     Format(
-        "lerobot", "mmreplay.datasets.lerobot", "a LeRobot dataset's folder",
-        writes=False, asks=True,
+        "zarr-zip",
+        "mmreplay.datasets.zarr",
+        "a Zarr group in a zip file",
+        (".zip",),
+        writes=False,
+        asks=True,
     ),
-    Format(
-        "rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder",
-        writes=False, asks=True,
-    ),
-    Format(
-        "zarr", "mmreplay.datasets.zarr", "a Zarr group, also at s3://",
-        writes=False, asks=True,
-    ),
-    Format(
-        "zarr-zip", "mmreplay.datasets.zarr", "a Zarr group in a zip file",
-        (".zip",), writes=False, asks=True,
-    ),
-)  # fmt: skip
+)
 """Formats of other libraries and of published datasets, which are read."""
 
 
@@ -195,15 +218,8 @@ class LayoutModule(Protocol):
 
 
 LAYOUTS = (
-    FileLayout(
-        "skrl", "mmreplay.adapters.skrl.files", ("npz", "pt", "csv"), "*_memory_0x*.*"
-    ),
-    FileLayout(
-        "velora",
-        "mmreplay.adapters.velora.files",
-        ("safetensors",),
-        "*state.safetensors",
-    ),
+    FileLayout("skrl", "mmreplay.adapters.skrl.files", ("npz", "pt", "csv"), "*_memory_0x*.*"),
+    FileLayout("velora", "mmreplay.adapters.velora.files", ("safetensors",), "*state.safetensors"),
 )
 
 
@@ -234,9 +250,7 @@ def registered(own: Format) -> Iterator[None]:
     """
     known = formats()
     if known.get(own.name, own) != own:
-        raise SchemaError(
-            f"format {own.name!r} exists already. Give the new format another name."
-        )
+        raise SchemaError(f"format {own.name!r} exists already. Give the new format another name.")
     if own.name in known:
         yield
         return
@@ -365,9 +379,7 @@ def target_format(path: Path, name: str | None = None) -> Format:
             return each
     if fitting or path.suffix:
         endings = _endings("writes")
-        advice = meant(
-            path.suffix.lower(), endings, "Name the format with format= (--to)."
-        )
+        advice = meant(path.suffix.lower(), endings, "Name the format with format= (--to).")
         raise FormatError(
             f"{path}: mmreplay writes no format of this name, only "
             f"{', '.join(endings)} or a folder. {advice}{_or_failed()}"
@@ -453,12 +465,7 @@ def open_reader(found: Format, path: Path, **options: object) -> Reader:
 
 
 def open_writer(
-    found: Format,
-    target: Path,
-    description: Description,
-    *,
-    overwrite: bool,
-    **options: object,
+    found: Format, target: Path, description: Description, *, overwrite: bool, **options: object
 ) -> Writer:
     """Open a target; see `open_reader`.
 
@@ -470,9 +477,7 @@ def open_writer(
     function = _function(found, "open_writer")
     _check_options(found, function, options)
     _refuse_rows(found, description, options.get("layout"))
-    writer = cast(
-        "Writer", function(target, description, overwrite=overwrite, **options)
-    )
+    writer = cast("Writer", function(target, description, overwrite=overwrite, **options))
     note = misnamed(found, target)
     if note is not None:
         writer.notes.note(note)
@@ -480,11 +485,7 @@ def open_writer(
 
 
 def planned(
-    found: Format,
-    description: Description,
-    *,
-    target: Path | None = None,
-    **options: object,
+    found: Format, description: Description, *, target: Path | None = None, **options: object
 ) -> int | None:
     """Bytes of a target, if its format can predict them; writes nothing.
 
@@ -542,9 +543,7 @@ def find_layout(
             return cast("LayoutModule", import_module(each.module))
     if layout is not None:
         names = " or ".join(repr(each.name) for each in known)
-        raise SchemaError(
-            f"layout must be {names}, or None for mmreplay's own, got {layout!r}."
-        )
+        raise SchemaError(f"layout must be {names}, or None for mmreplay's own, got {layout!r}.")
     if path is None:
         return None
     for each in known:
@@ -580,9 +579,7 @@ def options_of(file_format: Format, function: str) -> tuple[str, ...]:
     return _options(_function(file_format, function))
 
 
-def refuse_unknown(
-    file_format: Format, function: str, options: dict[str, object]
-) -> None:
+def refuse_unknown(file_format: Format, function: str, options: dict[str, object]) -> None:
     """Refuse what is not an option of a format's ``open_reader`` or ``open_writer``.
 
     Those take options as keywords, beside arguments of their own: an option with the
@@ -636,10 +633,7 @@ def option_advice(option: str, known: Iterable[str]) -> str:
     takers = [
         each.name
         for each in formats().values()
-        if any(
-            getattr(each, does) and option in options_of(each, side)
-            for does, side in sides
-        )
+        if any(getattr(each, does) and option in options_of(each, side) for does, side in sides)
     ]
     if takers:
         verb = "takes" if len(takers) == 1 else "take"

@@ -67,10 +67,20 @@ MAX_HEADER_NBYTES = 16 << 20
 MAX_TENSORS = 10_000
 MAX_AXIS = 1 << 48
 CODES = {
-    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16",
-}  # fmt: skip
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 Columns = Mapping[str, tuple[str, tuple[int, ...]]]
 """Dtype name and row shape by name."""
@@ -336,9 +346,8 @@ def _check_texts(file: File, metadata: dict[str, Any], sums: dict[str, int]) -> 
 
 
 def _column(
-    file: File, offset: int, name: str, dtype: str, shape: tuple[int, ...],
-    crc: int | None,
-) -> ArrayColumn:  # fmt: skip
+    file: File, offset: int, name: str, dtype: str, shape: tuple[int, ...], crc: int | None
+) -> ArrayColumn:
     stream = partial(_stream, file, offset, name, crc)
     return ArrayColumn(dtype, storage_dtype(dtype), shape, stream, offset)
 
@@ -380,9 +389,7 @@ def _text_sum(value: str) -> int:
     return crc32c(memoryview(value.encode("utf-8", "replace")))
 
 
-def check_summed(
-    file: File, metadata: dict[str, Any], names: Iterable[str], notes: Notes
-) -> None:
+def check_summed(file: File, metadata: dict[str, Any], names: Iterable[str], notes: Notes) -> None:
     """Check that a file of ours has a checksum of everything that is read.
 
     Args:
@@ -414,9 +421,7 @@ class SafetensorsPlan:
 
     sum = staticmethod(crc32c)
 
-    def __init__(
-        self, arrays: Kinds, texts: Mapping[str, str], suffix: str = ""
-    ) -> None:
+    def __init__(self, arrays: Kinds, texts: Mapping[str, str], suffix: str = "") -> None:
         """Lay a file out.
 
         Args:
@@ -442,8 +447,7 @@ class SafetensorsPlan:
             end += each * shape[0]
         start = len(self._header(dict.fromkeys(order, 0)))
         self.spans = {
-            n: ArraySpan(start + offsets[n], row_nbytes[n], 0, arrays[n][1][0])
-            for n in order
+            n: ArraySpan(start + offsets[n], row_nbytes[n], 0, arrays[n][1][0]) for n in order
         }
         self.nbytes = start + end
         self.tensors = tuple(self._tensors)
@@ -475,9 +479,7 @@ class ShardsReader(Reader):
         self.report = Notes()
         self._folder = folder
         index = folder / INDEX
-        self._value = strict_json.parse(
-            files.read_bytes(index, MAX_INDEX_NBYTES), str(index)
-        )
+        self._value = strict_json.parse(files.read_bytes(index, MAX_INDEX_NBYTES), str(index))
         self._index = index
         self._description = self._describe()
         self._spans = self._check_spans()
@@ -612,11 +614,7 @@ class ShardsWriter(Writer):
     """Writes a folder of parts, one after another; see `Writer`."""
 
     def __init__(
-        self,
-        target: Path,
-        description: Description,
-        shards: Sequence[Shard],
-        overwrite: bool,
+        self, target: Path, description: Description, shards: Sequence[Shard], overwrite: bool
     ) -> None:
         """Make a folder of parts, at least one."""
         self.nbytes = 0
@@ -668,9 +666,7 @@ class ShardsWriter(Writer):
         """See `Writer.finish`."""
         assert self._shard is not None
         self._shard.finish()
-        metadata = {
-            "total_size": self._size, KEY: self._bytes.decode(), ROWS: self._spans,
-        }  # fmt: skip
+        metadata = {"total_size": self._size, KEY: self._bytes.decode(), ROWS: self._spans}
         value = {"metadata": metadata, "weight_map": self._map}
         data = json.dumps(value, indent=1).encode()
         if len(data) > MAX_INDEX_NBYTES:
@@ -712,10 +708,7 @@ def shards_of(description: Description, part_bytes: float) -> list[Shard]:
         if count <= MAX_SHARDS:
             left = description.rows
             totals = dict.fromkeys(varying, 0)
-            shards = [
-                Shard(min(rows, left - rows * number), totals)
-                for number in range(count)
-            ]
+            shards = [Shard(min(rows, left - rows * number), totals) for number in range(count)]
     if not 1 <= len(shards) <= MAX_SHARDS:
         raise SchemaError(
             "part_bytes must be a number of bytes, such as 5e9, that makes at most "
@@ -738,14 +731,10 @@ def refuse_shard(file: File, metadata: dict[str, Any]) -> None:
         FormatError: The file is a part.
     """
     if SHARD in metadata:
-        raise FormatError(
-            f"{file.path} is one of several files. Name their folder or {INDEX}."
-        )
+        raise FormatError(f"{file.path} is one of several files. Name their folder or {INDEX}.")
 
 
-def _shard_text(
-    number: int, count: int, first: int, stop: int, described: bytes
-) -> str:
+def _shard_text(number: int, count: int, first: int, stop: int, described: bytes) -> str:
     """The text that identifies a part, by its rows and its export's description."""
     of = f"{google_crc32c.value(described):08x}"
     value = {"part": number, "parts": count, "rows": [first, stop], "of": of}

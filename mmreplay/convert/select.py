@@ -185,9 +185,7 @@ class SelectedReader(Reader):
     Environments keep their numbers, rows their positions.
     """
 
-    def __init__(
-        self, reader: Reader, span: Span, fields: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, reader: Reader, span: Span, fields: Sequence[str] | None = None) -> None:
         """Wrap a reader, which is closed with this one."""
         self.report = reader.report
         self._reader = reader

@@ -199,8 +199,7 @@ class Staging:
         status = os.stat(self.path, follow_symlinks=False)
         if (status.st_dev, status.st_ino) != self._identity:
             raise FailedError(
-                f"{self.path} was replaced by another process while it was written. "
-                "Run again."
+                f"{self.path} was replaced by another process while it was written. Run again."
             )
         self._refuse_target()
         nbytes = _sync(self.path)

@@ -16,12 +16,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.format.metadata import Metadata
-from mmreplay.samplers.priority_file import (
-    COLUMN,
-    check_name,
-    open_column,
-    read_column,
-)
+from mmreplay.samplers.priority_file import COLUMN, check_name, open_column, read_column
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
@@ -30,9 +25,7 @@ Numbers = NDArray[np.float32]
 class StoredPriorities:
     """Reads a named column of priorities in a buffer's folder."""
 
-    def __init__(
-        self, folder: Path | None, metadata: Metadata, name: str, notes: Notes
-    ) -> None:
+    def __init__(self, folder: Path | None, metadata: Metadata, name: str, notes: Notes) -> None:
         """Map the column; no file stays open.
 
         Raises:
@@ -43,9 +36,12 @@ class StoredPriorities:
         if path is None or not (path / COLUMN).exists():
             raise _missing(folder, name)
         home = BufferIdentity(
-            metadata.ring, folder, metadata.uuid, metadata.generation,
+            metadata.ring,
+            folder,
+            metadata.uuid,
+            metadata.generation,
             heap_nbytes=metadata.heap_nbytes,
-        )  # fmt: skip
+        )
         self._column = read_column(home, name)
         if not self._column.trusted:
             notes.note(
@@ -89,9 +85,12 @@ class PriorityWriter:
         """
         self._generation = metadata.generation
         home = BufferIdentity(
-            metadata.ring, folder, metadata.uuid, metadata.generation,
+            metadata.ring,
+            folder,
+            metadata.uuid,
+            metadata.generation,
             heap_nbytes=metadata.heap_nbytes,
-        )  # fmt: skip
+        )
         self._column = open_column(home, name)
         self._seen = np.zeros(metadata.ring.num_envs, np.int64)
         if self._column.where != "disk":

@@ -166,10 +166,7 @@ def refuse_inside(target: Path, source: Path | None) -> None:
 
 
 def open_source(
-    path: Path,
-    file_format: Format,
-    options: Options,
-    selection: Selection | None = None,
+    path: Path, file_format: Format, options: Options, selection: Selection | None = None
 ) -> Reader:
     """Open a source, or the selected part of it."""
     registry.refuse_unknown(file_format, "open_reader", options)
@@ -185,9 +182,7 @@ def open_source(
     return select(registry.open_reader(file_format, path, **options), selection)
 
 
-def split_options(
-    source: Format, target: Format, options: Options
-) -> tuple[Options, Options]:
+def split_options(source: Format, target: Format, options: Options) -> tuple[Options, Options]:
     """Split options into those of the source and those of the target.
 
     An option ``from.<name>`` or ``to.<name>`` goes to that side only, any other to each
@@ -218,9 +213,7 @@ def split_options(
 
 
 @contextmanager
-def name_shared_options(
-    options: Options, reading: Options, writing: Options
-) -> Iterator[None]:
+def name_shared_options(options: Options, reading: Options, writing: Options) -> Iterator[None]:
     """Add a note to errors about options that both sides received."""
     both = sorted(options.keys() & reading.keys() & writing.keys())
     try:
@@ -228,8 +221,7 @@ def name_shared_options(
     except ReplayError as error:
         for name in both:
             error.add_note(
-                f"option {name!r} was passed to both sides. Use from.{name} or "
-                f"to.{name}."
+                f"option {name!r} was passed to both sides. Use from.{name} or to.{name}."
             )
         raise
 

@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
 from mmreplay.convert.array_file import ArrayColumn, Scan, VaryingColumn, mapped
-from mmreplay.convert.base import (
-    Block,
-    Columns,
-    Kinds,
-    Notes,
-    Reader,
-    default_rows,
-    refuse_wide,
-)
+from mmreplay.convert.base import Block, Columns, Kinds, Notes, Reader, default_rows, refuse_wide
 from mmreplay.convert.description import (
     ENV_ID,
     FLAGS,
@@ -50,11 +42,7 @@ from mmreplay.episodes import ALL_FLAGS, BREAK, END, FINAL
 from mmreplay.errors import CorruptError, SchemaError, SourceError
 from mmreplay.format.metadata import AUTORESETS, MAX_NUM_ENVS, Autoreset
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.episode_numbers import (
-    EpisodeChanges,
-    are_numbers,
-    episode_column,
-)
+from mmreplay.schema.episode_numbers import EpisodeChanges, are_numbers, episode_column
 from mmreplay.schema.field import MAX_LENGTH
 from mmreplay.schema.naming import InferredColumns
 from mmreplay.schema.source_names import OwnNames, join_nested, note_joined
@@ -129,9 +117,12 @@ class PlainReader(Reader):
         self._placed = written is None and has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
         self._plain = InferredColumns(
-            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
+            fields,
+            notes,
+            reserved=RESERVED_NAMES,
+            ends_known=self._placed,
             varying=self._varying_fields,
-        )  # fmt: skip
+        )
         for path, each in self._varying.items():
             notes.note(f"{path!r} varies from row to row: {each.field.description}")
         # Interleaved environments have several episodes at the same time.
@@ -149,9 +140,7 @@ class PlainReader(Reader):
             positions = {name: self._columns[name] for name in POSITION_COLUMNS}
             scan = Scan(positions, SURVEYED_ROWS, self._rows)
             self.placed = RowPositions.of(scan.blocks())
-            self._description = self.placed.describe(
-                self._plain.schema, notes, autoreset
-            )
+            self._description = self.placed.describe(self._plain.schema, notes, autoreset)
         else:
             if autoreset is not None:
                 raise needless_autoreset(file.path, autoreset)
@@ -169,14 +158,9 @@ class PlainReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
-        wanted = (
-            *self._plain.schema.paths,
-            *(POSITION_COLUMNS if self._placed else ()),
-        )
+        wanted = (*self._plain.schema.paths, *(POSITION_COLUMNS if self._placed else ()))
         used = {path: self._columns[path] for path in wanted if path in self._columns}
-        varying = {
-            path: self._varying[path] for path in wanted if path in self._varying
-        }
+        varying = {path: self._varying[path] for path in wanted if path in self._varying}
         scan = Scan(used, rows, self._rows, varying)
         if self._placed:
             yield from placed_blocks(self._plain, scan.blocks())
@@ -219,9 +203,7 @@ class PlainReader(Reader):
         self._file.close()
 
 
-def _varying(
-    columns: Mapping[str, ArrayColumn], file: File
-) -> dict[str, VaryingColumn]:
+def _varying(columns: Mapping[str, ArrayColumn], file: File) -> dict[str, VaryingColumn]:
     """Pairs of arrays that hold values of any length, and where each begins.
 
     Those are offsets that rise from 0 to the number of items.
@@ -237,9 +219,7 @@ def _varying(
         if 0 in values.shape[1:]:
             continue
         what, longest = f"{file.path}: field {path!r}", 1
-        any_length = Field(
-            (None, *values.shape[1:]), values.dtype, max_length=MAX_LENGTH
-        )
+        any_length = Field((None, *values.shape[1:]), values.dtype, max_length=MAX_LENGTH)
         column = VaryingColumn(any_length, offsets, values, what)
         count = offsets.shape[0] - 1
         scan = Scan({}, SURVEYED_ROWS, count, {path: column}, lengths_only=True)
@@ -276,9 +256,7 @@ def _common_rows(
     for name, column in columns.items():
         if not column.shape or column.shape[0] != rows:
             shape = list(column.shape)
-            notes.note(
-                f"array {name!r} of shape {shape} was left out: most have {rows} rows"
-            )
+            notes.note(f"array {name!r} of shape {shape} was left out: most have {rows} rows")
     if votes < sum(lengths.values()):
         notes.doubt(f"arrays differ in length; {rows} rows were taken as the steps")
     return rows
@@ -332,18 +310,13 @@ class TableReader(Reader):
             name = name if are_numbers(name, found, notes) else ""
         self._episodes = name
         self._plain = InferredColumns(
-            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed,
-            varying=varying,
-        )  # fmt: skip
+            fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed, varying=varying
+        )
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         if self._placed:
-            self.placed = RowPositions.of(
-                self._batches(SURVEYED_ROWS, POSITION_COLUMNS)
-            )
-            self._description = self.placed.describe(
-                self._plain.schema, notes, autoreset
-            )
+            self.placed = RowPositions.of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
+            self._description = self.placed.describe(self._plain.schema, notes, autoreset)
         else:
             if autoreset is not None:
                 raise needless_autoreset(path, autoreset)
@@ -473,8 +446,7 @@ def no_position(name: str, row: int) -> SourceError:
     """Return the error for a row without a value of a column of `POSITION_COLUMNS`."""
     return _refused(
         f"row {row} has no {name}",
-        "Remove rows without it, or leave out the three columns to read every row as a "
-        "step",
+        "Remove rows without it, or leave out the three columns to read every row as a step",
     )
 
 
@@ -534,15 +506,11 @@ class RowPositions:
             raise _refused(f"a row has environment {max(found.first)}")
         return found
 
-    def _look(
-        self, env_id: int, positions: Ints, flags: NDArray[np.uint8], rows: Ints
-    ) -> None:
+    def _look(self, env_id: int, positions: Ints, flags: NDArray[np.uint8], rows: Ints) -> None:
         odd = (positions < 0) | (positions >= MAX_POSITION)
         if env_id < 0 or odd.any():
             at = int(np.argmax(odd))
-            raise _refused(
-                f"row {rows[at]} has environment {env_id}, position {positions[at]}"
-            )
+            raise _refused(f"row {rows[at]} has environment {env_id}, position {positions[at]}")
         oldest = env_id not in self.first
         before = np.concatenate([[self.stop.get(env_id, 0) - 1], positions[:-1]])
         bad = positions <= before
@@ -552,8 +520,7 @@ class RowPositions:
             if positions[at] == before[at]:
                 raise _refused(f"{row} again", "Remove rows that are there twice")
             raise _refused(
-                f"{row} behind position {before[at]}",
-                f"Sort the rows by {ENV_ID} and {POSITION}",
+                f"{row} behind position {before[at]}", f"Sort the rows by {ENV_ID} and {POSITION}"
             )
         begins = positions > before + 1
         final = (flags & FINAL) != 0
@@ -640,12 +607,8 @@ class RowPositions:
                 "episodes"
             )
         if self.orphans:
-            notes.note(
-                f"{self.orphans:,} final rows were left out, whose step is not there"
-            )
-        return Description(
-            schema, first, stop, max(1, int(rows.max())), chosen
-        )  # fmt: skip
+            notes.note(f"{self.orphans:,} final rows were left out, whose step is not there")
+        return Description(schema, first, stop, max(1, int(rows.max())), chosen)
 
 
 def needless_autoreset(path: Path, autoreset: Autoreset) -> SchemaError:
@@ -666,9 +629,7 @@ def in_place(reader: PlainReader | TableReader) -> Reader:
     return RangesReader(reader, reader.placed.ranges)
 
 
-def placed_blocks(
-    plain: InferredColumns, batches: Iterator[Columns]
-) -> Iterator[Block]:
+def placed_blocks(plain: InferredColumns, batches: Iterator[Columns]) -> Iterator[Block]:
     """Blocks of rows whose environments, positions and flags are columns."""
     done = 0
     for found in batches:
@@ -689,15 +650,11 @@ def row_positions(columns: Columns) -> tuple[Ints, Ints, NDArray[np.uint8]]:
     Raises:
         SourceError: A row has flags that do not exist.
     """
-    arrays: list[NDArray[Any]] = [
-        columns[name].reshape(-1) for name in POSITION_COLUMNS
-    ]
+    arrays: list[NDArray[Any]] = [columns[name].reshape(-1) for name in POSITION_COLUMNS]
     env_ids, positions, flags = arrays
     if ((flags < 0) | (flags > ALL_FLAGS)).any():
         raise _refused(f"a row has flags {int(flags.max())}")
-    return (
-        env_ids.astype(np.int64), positions.astype(np.int64), flags.astype(np.uint8)
-    )  # fmt: skip
+    return (env_ids.astype(np.int64), positions.astype(np.int64), flags.astype(np.uint8))
 
 
 def _refused(

@@ -130,9 +130,7 @@ class ValueSizes:
                 fitting[env_id] = max(fitting[env_id], last + 1)
         return fitting
 
-    def shards(
-        self, shard_nbytes: float, fixed_nbytes: int, maximum: int
-    ) -> list[Shard]:
+    def shards(self, shard_nbytes: float, fixed_nbytes: int, maximum: int) -> list[Shard]:
         """Cut the rows into shards of about so many bytes, of one row at least.
 
         Args:
@@ -186,9 +184,7 @@ def heap_nbytes(block: Block, schema: Schema) -> Array:
     return nbytes
 
 
-def split_by_bytes(
-    nbytes: Array, maximum: int = VALUES_NBYTES
-) -> Iterator[tuple[int, int]]:
+def split_by_bytes(nbytes: Array, maximum: int = VALUES_NBYTES) -> Iterator[tuple[int, int]]:
     """Ranges ``[first, stop)`` of rows whose values take at most so many bytes each.
 
     Args:

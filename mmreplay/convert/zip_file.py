@@ -54,9 +54,7 @@ class Member:
     method: int = STORED
 
 
-def move_bytes(
-    file: File, source: int, target: int, nbytes: int, checksum: int = 0
-) -> int:
+def move_bytes(file: File, source: int, target: int, nbytes: int, checksum: int = 0) -> int:
     """Move bytes towards the beginning of a file.
 
     Args:
@@ -116,14 +114,19 @@ class ZipLayout:
         tail = b""
         if count >= FULL16 or start >= FULL32 or len(entries) >= FULL32:
             tail = END64.pack(
-                b"PK\6\6", END64.size - 12, 45, 45, 0, 0, count, count,
-                len(entries), start,
-            )  # fmt: skip
+                b"PK\6\6", END64.size - 12, 45, 45, 0, 0, count, count, len(entries), start
+            )
             tail += LOCATOR.pack(b"PK\6\7", 0, start + len(entries), 1)
         tail += END.pack(
-            b"PK\5\6", 0, 0, min(count, FULL16), min(count, FULL16),
-            min(len(entries), FULL32), min(start, FULL32), 0,
-        )  # fmt: skip
+            b"PK\5\6",
+            0,
+            0,
+            min(count, FULL16),
+            min(count, FULL16),
+            min(len(entries), FULL32),
+            min(start, FULL32),
+            0,
+        )
         return entries + tail
 
 
@@ -137,12 +140,20 @@ def _local(member: Member, crc: int) -> bytes:
     sizes = (FULL32, FULL32) if large else (packed, size)
     return (
         LOCAL.pack(
-            b"PK\3\4", 45 if large else 20, _UTF8, member.method, 0, _DATE, crc,
-            *sizes, len(name), len(extra),
+            b"PK\3\4",
+            45 if large else 20,
+            _UTF8,
+            member.method,
+            0,
+            _DATE,
+            crc,
+            *sizes,
+            len(name),
+            len(extra),
         )
         + name
         + extra
-    )  # fmt: skip
+    )
 
 
 def _central(member: Member, crc: int) -> bytes:
@@ -154,12 +165,26 @@ def _central(member: Member, crc: int) -> bytes:
     version = 45 if wide else 20
     return (
         CENTRAL.pack(
-            b"PK\1\2", version, version, _UTF8, member.method, 0, _DATE, crc, *sizes,
-            len(name), len(extra), 0, 0, 0, 0, FULL32 if far else member.header,
+            b"PK\1\2",
+            version,
+            version,
+            _UTF8,
+            member.method,
+            0,
+            _DATE,
+            crc,
+            *sizes,
+            len(name),
+            len(extra),
+            0,
+            0,
+            0,
+            0,
+            FULL32 if far else member.header,
         )
         + name
         + extra
-    )  # fmt: skip
+    )
 
 
 MAX_MEMBERS = 10_000
@@ -234,14 +259,12 @@ def _find_end(file: File) -> tuple[int, int, int]:
     _, disk, other, here, count, size, start, comment = END.unpack_from(tail, at)
     if offset + END.size + comment != file.nbytes:
         raise _corrupt(
-            file, offset,
-            f"a comment of {comment} bytes that does not end with the file",
-        )  # fmt: skip
+            file, offset, f"a comment of {comment} bytes that does not end with the file"
+        )
     split = disk or other or here != count
     if split and (disk, other) != (FULL16, FULL16):
         raise FormatError(
-            f"{file.path} is one of several files of a split zip (disk {disk}). Join "
-            "them."
+            f"{file.path} is one of several files of a split zip (disk {disk}). Join them."
         )
     stop = offset
     needs = count == FULL16 or FULL32 in (size, start)
@@ -251,9 +274,8 @@ def _find_end(file: File) -> tuple[int, int, int]:
         count, size, start, stop = _wide_end(file, at)
     if start + size != stop:
         raise _corrupt(
-            file, offset,
-            f"a directory of {size} bytes from byte {start} instead of up to {stop}",
-        )  # fmt: skip
+            file, offset, f"a directory of {size} bytes from byte {start} instead of up to {stop}"
+        )
     return count, size, start
 
 
@@ -276,14 +298,10 @@ def _wide_end(file: File, at: int) -> tuple[int, int, int, int]:
         raise _corrupt(file, 0, "no locator of a zip64 directory")
     magic, _, where, _ = LOCATOR.unpack(file.pread(LOCATOR.size, at))
     if magic != b"PK\6\7" or where + END64.size != at:
-        raise _corrupt(
-            file, at, f"{magic!r} instead of the locator of a zip64 directory"
-        )
+        raise _corrupt(file, at, f"{magic!r} instead of the locator of a zip64 directory")
     end = END64.unpack(file.pread(END64.size, where))
     if end[0] != b"PK\6\6" or end[6] != end[7]:
-        raise _corrupt(
-            file, where, f"{end[0]!r} instead of the end of a zip64 directory"
-        )
+        raise _corrupt(file, where, f"{end[0]!r} instead of the end of a zip64 directory")
     return end[7], end[8], end[9], where
 
 
@@ -292,16 +310,29 @@ def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, in
     if at + CENTRAL.size > len(data):
         raise _corrupt(file, start + at, "a directory that ends before its last member")
     (
-        magic, _, _, flags, method, _, _, crc, packed, nbytes, name_size, extra_size,
-        comment_size, _, _, _, header,
-    ) = CENTRAL.unpack_from(data, at)  # fmt: skip
+        magic,
+        _,
+        _,
+        flags,
+        method,
+        _,
+        _,
+        crc,
+        packed,
+        nbytes,
+        name_size,
+        extra_size,
+        comment_size,
+        _,
+        _,
+        _,
+        header,
+    ) = CENTRAL.unpack_from(data, at)
     name_at = at + CENTRAL.size
     extra_at = name_at + name_size
     stop = extra_at + extra_size + comment_size
     if magic != b"PK\1\2" or stop > len(data):
-        raise _corrupt(
-            file, start + at, f"{magic!r} instead of an entry of the directory"
-        )
+        raise _corrupt(file, start + at, f"{magic!r} instead of an entry of the directory")
     name = _name(file, data[name_at:extra_at], start + at)
     if flags & _ENCRYPTED or method not in (STORED, DEFLATED):
         raise FormatError(
@@ -313,9 +344,7 @@ def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, in
     sizes = _widened(file, start + at, extra, [nbytes, packed, header])
     nbytes, packed, header = sizes
     if method == STORED and nbytes != packed:
-        raise _corrupt(
-            file, start + at, f"a stored member of {nbytes} bytes in {packed} bytes"
-        )
+        raise _corrupt(file, start + at, f"a stored member of {nbytes} bytes in {packed} bytes")
     return Entry(name, method, crc, packed, nbytes, 0), header, stop
 
 
@@ -323,9 +352,7 @@ def _name(file: File, raw: bytes, at: int) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise _corrupt(
-            file, at, f"a member name {raw[:40]!r} that is not UTF-8"
-        ) from None
+        raise _corrupt(file, at, f"a member name {raw[:40]!r} that is not UTF-8") from None
 
 
 def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
@@ -349,23 +376,20 @@ def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
 def _placed(file: File, entry: Entry, header: int, start: int) -> Entry:
     """The entry with the offset of its data, by its local header."""
     if header + LOCAL.size > start:
-        raise _corrupt(
-            file, header, f"the header of member {entry.name!r} after the directory"
-        )
+        raise _corrupt(file, header, f"the header of member {entry.name!r} after the directory")
     magic, *_, name_size, extra_size = LOCAL.unpack(file.pread(LOCAL.size, header))
     offset = header + LOCAL.size + name_size + extra_size
     if magic != b"PK\3\4" or offset + entry.packed > start:
         raise _corrupt(
-            file, header,
+            file,
+            header,
             f"{magic!r} instead of the header of member {entry.name!r} and its "
             f"{entry.packed} bytes before byte {start}",
-        )  # fmt: skip
+        )
     raw = file.pread(name_size, header + LOCAL.size)
     if raw != entry.name.encode():
         raise _corrupt(file, header, f"the name {raw[:40]!r} instead of {entry.name!r}")
-    return Entry(
-        entry.name, entry.method, entry.crc, entry.packed, entry.nbytes, offset
-    )
+    return Entry(entry.name, entry.method, entry.crc, entry.packed, entry.nbytes, offset)
 
 
 def _check_apart(file: File, entries: dict[str, Entry]) -> None:
@@ -373,9 +397,7 @@ def _check_apart(file: File, entries: dict[str, Entry]) -> None:
     stop = 0
     for entry in sorted(entries.values(), key=lambda entry: entry.offset):
         if entry.offset < stop:
-            raise _corrupt(
-                file, entry.offset, f"member {entry.name!r} within another member"
-            )
+            raise _corrupt(file, entry.offset, f"member {entry.name!r} within another member")
         stop = entry.offset + entry.packed
 
 
@@ -404,9 +426,7 @@ def refuse_bomb(file: File, entry: Entry, allow_expansion: bool) -> None:
     Raises:
         FormatError: It does, and the user did not allow it.
     """
-    if entry.nbytes > MAX_EXPANSION * max(entry.packed, 1 << 10) and (
-        not allow_expansion
-    ):
+    if entry.nbytes > MAX_EXPANSION * max(entry.packed, 1 << 10) and (not allow_expansion):
         raise FormatError(
             f"{file.path}: member {entry.name!r} at byte {entry.offset} says that "
             f"{entry.packed} bytes hold {entry.nbytes}, more than {MAX_EXPANSION} "
@@ -457,6 +477,4 @@ class Deflated:
     def finish(self) -> None:
         """Compare the checksum, if all bytes were read."""
         if self._got == self._entry.nbytes and self._crc != self._entry.crc:
-            raise self._damaged(
-                f"checksum {self._crc:08x} instead of {self._entry.crc:08x}"
-            )
+            raise self._damaged(f"checksum {self._crc:08x} instead of {self._entry.crc:08x}")

@@ -88,9 +88,12 @@ class ArrowRows:
     """A column of numbers, or of lists of one length; see `common.rows.Rows`."""
 
     def __init__(
-        self, window: Window, column: str, kind: tuple[str, tuple[int, ...]],
+        self,
+        window: Window,
+        column: str,
+        kind: tuple[str, tuple[int, ...]],
         shape: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read a column.
 
         Args:
@@ -125,9 +128,7 @@ class ArrowRows:
         return result.reshape(stop - first, *self.shape)
 
 
-def number_rows(
-    window: Window, column: str, array: Any, shape: object
-) -> ArrowRows | None:
+def number_rows(window: Window, column: str, array: Any, shape: object) -> ArrowRows | None:
     """Return a column of numbers as rows, or None if it holds others.
 
     Args:
@@ -204,9 +205,7 @@ def _add(result: dict[str, Any], below: Mapping[str, Any], column: str) -> None:
     result |= below
 
 
-def parquet_batches(
-    file: ParquetFile, names: list[str], texts: Sequence[str] = ()
-) -> Batches:
+def parquet_batches(file: ParquetFile, names: list[str], texts: Sequence[str] = ()) -> Batches:
     """Return the columns of a parquet file; structs by their leaves.
 
     Args:
@@ -215,9 +214,7 @@ def parquet_batches(
         texts: Columns of text, and their paths in structs with dots between them.
     """
     # Texts of a dictionary are in memory once, however often rows name them.
-    entries = [
-        name for name in texts if any(leaf.dictionaries for leaf in file.leaves(name))
-    ]
+    entries = [name for name in texts if any(leaf.dictionaries for leaf in file.leaves(name))]
 
     def batches() -> Iterator[Mapping[str, Any]]:
         for batch in file.batches(ROWS, names, entries):

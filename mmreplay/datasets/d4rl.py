@@ -9,13 +9,7 @@ from mmreplay.convert.base import Block, Notes, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.staging import StagedWriter, Staging
-from mmreplay.datasets.common.fields import (
-    Ends,
-    Flags,
-    ends_of,
-    make_schema,
-    rename_top,
-)
+from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema, rename_top
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import Array, ColumnRows, scalar
 from mmreplay.datasets.common.transitions import (
@@ -24,31 +18,16 @@ from mmreplay.datasets.common.transitions import (
     quarters,
     refuse_clashes,
 )
-from mmreplay.datasets.hdf5 import (
-    Hdf5,
-    Hdf5Output,
-    Hdf5Rows,
-    is_hdf5,
-    refuse_unfit,
-)
+from mmreplay.datasets.hdf5 import Hdf5, Hdf5Output, Hdf5Rows, is_hdf5, refuse_unfit
 from mmreplay.errors import FormatError, undone_by
 from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
 from mmreplay.schema.source_names import name_fields, own_names_of
 
 WHAT = "D4RL"
-NAMES = {
-    "observations": "observation",
-    "actions": "action",
-    "rewards": "reward",
-    "infos": "info",
-}
+NAMES = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 """Names of fields in D4RL, and here."""
-ROLE_NAMES = {
-    "observation": "observations",
-    "action": "actions",
-    "reward": "rewards",
-}
+ROLE_NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
 """Names of roles in D4RL."""
 NEXT = "next_observations"
 NEXT_PREFIX = "next_"
@@ -76,9 +55,7 @@ def recognizes(path: Path) -> bool:
     return is_hdf5(path, lambda hdf5: set(NEEDED) <= set(hdf5.children()))
 
 
-def open_writer(
-    target: Path, description: Description, *, overwrite: bool = False
-) -> D4rlWriter:
+def open_writer(target: Path, description: Description, *, overwrite: bool = False) -> D4rlWriter:
     """Make a D4RL file as a target."""
     return D4rlWriter(target, description, overwrite)
 
@@ -98,18 +75,16 @@ class D4rlReader(FragmentReader):
         found = {
             name: rename_top(name, NAMES)
             for name in self._rows_by_name
-            if not under([name], NEXT)
-            and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+            if not under([name], NEXT) and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
         }
         timed = TIMEOUTS in self._rows_by_name
         marks = TIMEOUTS if timed else EPISODE_ENDS
         ends = {"terminated": TERMINALS, "truncated": marks}
         names = name_fields(found, hdf5.file.path, hdf5.notes, fields, ends)
         columns = {
-            path: scalar(self._rows_by_name[name]) if path == "reward"
-            else self._rows_by_name[name]
+            path: scalar(self._rows_by_name[name]) if path == "reward" else self._rows_by_name[name]
             for name, path in names.items()
-        }  # fmt: skip
+        }
         schema = make_schema(columns, hdf5.notes, hdf5.file.path)
         kept = {path: rows for path, rows in columns.items() if path in schema}
         fragment = Fragment(
@@ -122,9 +97,12 @@ class D4rlReader(FragmentReader):
         )
         self._add_notes(bool(fragment.next_obs))
         super().__init__(
-            lambda: iter([fragment]), schema, hdf5.notes, hdf5.close,
+            lambda: iter([fragment]),
+            schema,
+            hdf5.notes,
+            hdf5.close,
             own_names=own_names_of(names, ends),
-        )  # fmt: skip
+        )
 
     def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
         """Return datasets of one row a step, by their names in the file."""
@@ -229,9 +207,7 @@ class D4rlReader(FragmentReader):
         if not self._rows_by_name:
             return {}
         mapping = self._hdf5.file.map_readonly()
-        mapped = {
-            name: rows.mapped(mapping) for name, rows in self._rows_by_name.items()
-        }
+        mapped = {name: rows.mapped(mapping) for name, rows in self._rows_by_name.items()}
         return {name: array for name, array in mapped.items() if array is not None}
 
 
@@ -290,8 +266,7 @@ class D4rlWriter(StagedWriter):
         refuse_empty(self._steps, WHAT)
         if self._open_ends:
             self.notes.note(
-                f"{self._open_ends:,} episodes were cut off without an end, and got a "
-                "timeout"
+                f"{self._open_ends:,} episodes were cut off without an end, and got a timeout"
             )
         self._close()
         self.nbytes = self._staging.publish()

@@ -88,9 +88,7 @@ def recognizes(path: Path) -> bool:
 class DqnReplayReader(FragmentReader):
     """Reads checkpoints one after another as one environment."""
 
-    def __init__(
-        self, checkpoints: Checkpoints, numbers: list[int], padding: int
-    ) -> None:
+    def __init__(self, checkpoints: Checkpoints, numbers: list[int], padding: int) -> None:
         self._checkpoints, self._padding = checkpoints, padding
         self._dropped = 0
         self._bounds = {n: self._find(checkpoints.columns(n)) for n in numbers}
@@ -109,9 +107,8 @@ class DqnReplayReader(FragmentReader):
                 "before an episode's first"
             )
         super().__init__(
-            self._fragments_of, schema, notes, checkpoints.close,
-            own_names=checkpoints.own_names,
-        )  # fmt: skip
+            self._fragments_of, schema, notes, checkpoints.close, own_names=checkpoints.own_names
+        )
 
     def _find(self, columns: Mapping[str, ColumnRows]) -> list[tuple[int, int]]:
         """Return first row and stop of each episode, without leading rows of zeros."""
@@ -144,13 +141,9 @@ class DqnReplayReader(FragmentReader):
             name = f"{self._checkpoints.folder}, checkpoint {number}"
             for first, stop in bounds:
                 steps = stop - first
-                kept = {
-                    p: ShiftedRows(rows, first, steps) for p, rows in columns.items()
-                }
+                kept = {p: ShiftedRows(rows, first, steps) for p, rows in columns.items()}
                 here = f"{name}, row {first}"
-                over = Flags(
-                    f"{here}: 'terminal'", ShiftedRows(terminal, first, steps), steps
-                )
+                over = Flags(f"{here}: 'terminal'", ShiftedRows(terminal, first, steps), steps)
                 yield Fragment(here, steps, kept, {}, ends_of(over, None))
 
 
@@ -164,10 +157,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        allow_expansion: bool,
-        fields: Sequence[str] | None = None,
+        self, folder: Path, allow_expansion: bool, fields: Sequence[str] | None = None
     ) -> None:
         self.folder, self.notes, self._fields = folder, Notes(), fields
         self.own_names: dict[str, tuple[str, ...]] = {}
@@ -189,8 +179,7 @@ class Checkpoints:
         missing = [name for name in NEEDED if name not in found]
         if missing:
             raise FormatError(
-                f"{self.folder} lacks $store$_{missing[0]}_ckpt.{number}.gz. Download "
-                "it again."
+                f"{self.folder} lacks $store$_{missing[0]}_ckpt.{number}.gz. Download it again."
             )
         slots = found["terminal"].count
         for rows in found.values():
@@ -265,9 +254,7 @@ class Gzip:
     def _check(self, allow_expansion: bool) -> None:
         header, path = self._header, self.file.path
         if header.columns_first and len(header.shape) > 1:
-            raise FormatError(
-                f"{path} lies in Fortran order. Save numpy.ascontiguousarray of it."
-            )
+            raise FormatError(f"{path} lies in Fortran order. Save numpy.ascontiguousarray of it.")
         try:
             self.dtype = canonical_name(header.dtype)
         except SchemaError as error:
@@ -275,9 +262,7 @@ class Gzip:
         self.shape: tuple[int, ...] = header.shape[1:]
         self.count = header.shape[0] if header.shape else 0
         nbytes = header.data_nbytes
-        if nbytes > MAX_EXPANSION * max(self.file.nbytes, 1 << 10) and (
-            not allow_expansion
-        ):
+        if nbytes > MAX_EXPANSION * max(self.file.nbytes, 1 << 10) and (not allow_expansion):
             raise FormatError(
                 f"{path} says that {self.file.nbytes} bytes hold {nbytes}, more than "
                 f"{MAX_EXPANSION} times as many. Pass allow_expansion=True if you "
@@ -306,11 +291,7 @@ class Gzip:
             except zlib.error as error:
                 raise self._damaged(f"cannot be unpacked ({error})") from error
             self._rest = self._inflate.unconsumed_tail
-            if (
-                not data
-                and not self._rest
-                and (self._inflate.eof or self._at == self.file.nbytes)
-            ):
+            if not data and not self._rest and (self._inflate.eof or self._at == self.file.nbytes):
                 raise self._damaged("ends before its gzipped data is complete")
             view[done : done + len(data)] = data
             done += len(data)

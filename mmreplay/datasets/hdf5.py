@@ -63,9 +63,7 @@ class Hdf5:
         notes: The report.
     """
 
-    def __init__(
-        self, path: Path, notes: Notes, *, allow_expansion: bool = False
-    ) -> None:
+    def __init__(self, path: Path, notes: Notes, *, allow_expansion: bool = False) -> None:
         """Open a file.
 
         Args:
@@ -90,9 +88,7 @@ class Hdf5:
         try:
             with self.translated_errors(str(path)):
                 # By descriptor: the path may be another file by now.
-                self._h5 = h5py.File(
-                    f"/proc/self/fd/{self.file.fd}", "r", locking=False
-                )
+                self._h5 = h5py.File(f"/proc/self/fd/{self.file.fd}", "r", locking=False)
         except CorruptError as error:
             self.file.close()
             if writer is not None:
@@ -197,9 +193,7 @@ class Hdf5:
             try:
                 if not dataset.shape:
                     reason = "it is a single value, not one a step"
-                    left_out(
-                        self.notes, path, f"dataset {name!r} was left out: {reason}"
-                    )
+                    left_out(self.notes, path, f"dataset {name!r} was left out: {reason}")
                     return None
                 self._refuse(dataset, name)
                 return Hdf5Rows(self, dataset, self.path_of(name))
@@ -366,17 +360,13 @@ class Hdf5Output:
         self._low = low = library()
         self._types: dict[np.dtype[Any], Any] = {}
         self._scalar = low.h5s.create(low.h5s.SCALAR)
-        self._compact, self._apart = (
-            low.h5p.create(low.h5p.DATASET_CREATE) for _ in range(2)
-        )
+        self._compact, self._apart = (low.h5p.create(low.h5p.DATASET_CREATE) for _ in range(2))
         self._compact.set_layout(low.h5d.COMPACT)
         self._nested = low.h5p.create(low.h5p.LINK_CREATE)
         self._nested.set_create_intermediate_group(True)
         self._grouped = low.h5p.create(low.h5p.GROUP_CREATE)
         # Groups that keep an order are of the newer, smaller kind.
-        self._grouped.set_link_creation_order(
-            low.h5p.CRT_ORDER_TRACKED | low.h5p.CRT_ORDER_INDEXED
-        )
+        self._grouped.set_link_creation_order(low.h5p.CRT_ORDER_TRACKED | low.h5p.CRT_ORDER_INDEXED)
         for each in (self._compact, self._apart, self._grouped):
             # Equal buffers give equal files.
             each.set_obj_track_times(False)
@@ -392,13 +382,9 @@ class Hdf5Output:
             # The library says what the system said in its text only.
             found = re.search(r"errno = (\d+)", str(error))
             number = int(found[1]) if found else error.errno
-            raise system_error("write", self._path, OSError(number, str(error))) from (
-                error
-            )
+            raise system_error("write", self._path, OSError(number, str(error))) from (error)
 
-    def put(
-        self, name: str, values: Mapping[str, Array], attributes: Mapping[str, object]
-    ) -> None:
+    def put(self, name: str, values: Mapping[str, Array], attributes: Mapping[str, object]) -> None:
         """Make a group with complete datasets.
 
         The library's own calls take three times as long and 14 KB a group, which is too
@@ -410,10 +396,13 @@ class Hdf5Output:
             for below, array in values.items():
                 compact = array.nbytes <= MOST_COMPACT
                 dataset = low.h5d.create(
-                    group, below.encode(), self._type(array.dtype),
+                    group,
+                    below.encode(),
+                    self._type(array.dtype),
                     low.h5s.create_simple(array.shape),
-                    self._compact if compact else self._apart, self._nested,
-                )  # fmt: skip
+                    self._compact if compact else self._apart,
+                    self._nested,
+                )
                 whole = np.ascontiguousarray(array)
                 dataset.write(low.h5s.ALL, low.h5s.ALL, whole, self._type(array.dtype))
             for key, value in attributes.items():
@@ -488,8 +477,7 @@ def refuse_unfit(schema: Schema, target: str) -> None:
             )
         if each.dtype == "bfloat16":
             raise SchemaError(
-                f"field {path!r}: {target} cannot store bfloat16. Leave it out with "
-                "fields=."
+                f"field {path!r}: {target} cannot store bfloat16. Leave it out with fields=."
             )
 
 
@@ -503,8 +491,7 @@ def library() -> Any:
         import h5py
     except ImportError as error:
         raise FailedError(
-            "h5py, which HDF5 files need, is not installed. Run: pip install "
-            '"mmreplay[hdf5]"'
+            'h5py, which HDF5 files need, is not installed. Run: pip install "mmreplay[hdf5]"'
         ) from error
     return h5py
 

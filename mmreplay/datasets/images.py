@@ -186,9 +186,7 @@ class _Video:
         self._file = File.open(path, None)
         with undone_by(self._file.close), self._translated_errors():
             # By descriptor: the path may be another file by now.
-            self._container = self._av.open(
-                f"/proc/self/fd/{self._file.fd}", format="mp4"
-            )
+            self._container = self._av.open(f"/proc/self/fd/{self._file.fd}", format="mp4")
             self._stream = self._container.streams.video[0]
             self._unit_s = float(self._stream.time_base)
             self.count = int(self._stream.frames)
@@ -198,9 +196,7 @@ class _Video:
     def _translated_errors(self) -> Iterator[None]:
         try:
             yield
-        except (
-            OSError, ValueError, TypeError, IndexError, self._av.error.FFmpegError,
-        ) as error:  # fmt: skip
+        except (OSError, ValueError, TypeError, IndexError, self._av.error.FFmpegError) as error:
             raise CorruptError(
                 f"{self.path} cannot be decoded after {max(self._time, 0):.3f} s "
                 f"({str(error)[:200]}). The file is damaged: restore it from a copy."

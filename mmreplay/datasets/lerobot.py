@@ -28,14 +28,7 @@ from mmreplay.convert.parquet import (
     plain_type,
     row_nbytes_of,
 )
-from mmreplay.datasets.arrow import (
-    ROWS,
-    Window,
-    flat,
-    image_rows,
-    number_rows,
-    text_rows,
-)
+from mmreplay.datasets.arrow import ROWS, Window, flat, image_rows, number_rows, text_rows
 from mmreplay.datasets.common.fields import (
     Flags,
     ambiguous_end_note,
@@ -202,9 +195,7 @@ class LerobotReader(FragmentReader):
         # Without frames unpacked from videos: they are in other files, and each frame
         # takes at least some bytes there.
         row_nbytes = sum(map(nbytes_of, self._columns.values()))
-        refuse_expansion(
-            frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion
-        )
+        refuse_expansion(frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion)
         dones = self._columns.pop(DONE, None)
         self._done = None
         if dones is not None:
@@ -212,9 +203,7 @@ class LerobotReader(FragmentReader):
         self._done_meaning = done
         self._episodes = self._find_episodes()
         # A column of a table may have the name of a video.
-        cameras = {
-            f"videos/{name}" if name in self._columns else name: name for name in videos
-        }
+        cameras = {f"videos/{name}" if name in self._columns else name: name for name in videos}
         paths = {name: _path_of(name) for name in self._columns if name not in COUNTED}
         paths |= {own: _path_of(name) for own, name in cameras.items()}
         tasks = None
@@ -233,12 +222,8 @@ class LerobotReader(FragmentReader):
                 camera = cameras[own]
                 if times is None:
                     times = check_times(frames.folder, self._episodes, self._times())
-                where = find_videos(
-                    frames.folder, info, tables, self._episodes, times, camera
-                )
-                self._cameras[camera] = VideoRows(
-                    where, times.rows, f"video {camera!r}"
-                )
+                where = find_videos(frames.folder, info, tables, self._episodes, times, camera)
+                self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
                 self._named[path] = self._cameras[camera]
             elif own == TEXTS and tasks is not None:
                 self._named[path] = self._task_rows(tasks, window)
@@ -257,9 +242,7 @@ class LerobotReader(FragmentReader):
             frames.close,
             user_metadata={"lerobot": selected},
             # A path by which another column is a branch stays a name.
-            own_names=own_names_of(
-                names, ends, {own.replace(".", "/"): own for own in names}
-            ),
+            own_names=own_names_of(names, ends, {own.replace(".", "/"): own for own in names}),
         )
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
@@ -276,12 +259,13 @@ class LerobotReader(FragmentReader):
         """Return the text of the task of each row."""
         longest = int(tasks.texts.lengths.max(initial=0))
         refuse_expansion(
-            self._frames.folder, self._frames.count * longest, self._frames.nbytes,
+            self._frames.folder,
+            self._frames.count * longest,
+            self._frames.nbytes,
             self._allow_expansion,
-        )  # fmt: skip
+        )
         self._notes.note(
-            f"{TASK!r} is the text of the {len(tasks.texts) - 1} tasks that "
-            f"{TASK_INDEX!r} names"
+            f"{TASK!r} is the text of the {len(tasks.texts) - 1} tasks that {TASK_INDEX!r} names"
         )
         rows, known = self._columns[TASK_INDEX], tasks.numbers
 
@@ -327,10 +311,7 @@ class LerobotReader(FragmentReader):
     def _episode_tables(self) -> list[Path]:
         """Return the tables of ``meta/episodes``, which v3 has."""
         folder = self._frames.folder / EPISODES
-        if (
-            str(self._info.get("codebase_version")).startswith("v2")
-            or not folder.is_dir()
-        ):
+        if str(self._info.get("codebase_version")).startswith("v2") or not folder.is_dir():
             return []
         return _data_files(folder)
 
@@ -464,10 +445,12 @@ class LerobotReader(FragmentReader):
         for first, stop in pairwise(bounds):
             steps = stop - first
             yield Fragment(
-                f"{self._frames.folder}, frame {first}", steps,
-                {p: ShiftedRows(r, first, steps) for p, r in self._named.items()}, {},
+                f"{self._frames.folder}, frame {first}",
+                steps,
+                {p: ShiftedRows(r, first, steps) for p, r in self._named.items()},
+                {},
                 self._ends(first, steps),
-            )  # fmt: skip
+            )
 
     def _ends(self, begin: int, steps: int) -> Any:
         def ends(first: int, stop: int) -> tuple[Bools, Bools]:
@@ -497,8 +480,7 @@ class LerobotReader(FragmentReader):
         for key, got in (("total_episodes", episodes), ("total_frames", frames)):
             if info.get(key) != got:
                 self._notes.doubt(
-                    f"{INFO} says {key} {str(info.get(key))[:40]}, and the data has "
-                    f"{got}"
+                    f"{INFO} says {key} {str(info.get(key))[:40]}, and the data has {got}"
                 )
 
 
@@ -581,8 +563,7 @@ def _tasks_of_table(path: Path) -> Tasks:
             nbytes += len(found.values)
             if nbytes > MAX_NBYTES:
                 raise FormatError(
-                    f"{path}: texts must take at most {MAX_NBYTES} bytes, got more. "
-                    "Shorten them."
+                    f"{path}: texts must take at most {MAX_NBYTES} bytes, got more. Shorten them."
                 )
     return _numbered(path, numbers, texts)
 
@@ -633,9 +614,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _info(path: Path) -> Json:
-    return strict_json.parse(
-        files.read_bytes(path / INFO, MAX_NBYTES), str(path / INFO)
-    )
+    return strict_json.parse(files.read_bytes(path / INFO, MAX_NBYTES), str(path / INFO))
 
 
 def recognizes(path: Path) -> bool:

@@ -34,8 +34,7 @@ INTEGERS = (EPISODE, LENGTH, FIRST, *ADDRESS[:2])
 MAX_EPISODES = 10_000_000
 MAX_CHUNK = 1 << 31
 PATHS = {
-    "v2": "videos/chunk-{episode_chunk:03d}/{video_key}/"
-    "episode_{episode_index:06d}.mp4",
+    "v2": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
     "v3": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
 }
 """Paths of videos where info.json names none."""
@@ -63,9 +62,7 @@ class Episodes:
     indices: Numbers
 
 
-def check_rows(
-    folder: Path, files: Sequence[Path], in_data: Episodes, notes: Notes
-) -> None:
+def check_rows(folder: Path, files: Sequence[Path], in_data: Episodes, notes: Notes) -> None:
     """Doubt rows that are not where ``meta/episodes`` says.
 
     Args:
@@ -78,14 +75,9 @@ def check_rows(
     rows = _rows_of(columns[EPISODE], in_data.numbers)
     lacking = np.flatnonzero(rows < 0)
     if len(lacking):
-        notes.doubt(
-            f"{EPISODES} has no episode {in_data.numbers[lacking[0]]}, which the data "
-            "has"
-        )
+        notes.doubt(f"{EPISODES} has no episode {in_data.numbers[lacking[0]]}, which the data has")
     known = np.flatnonzero(rows >= 0)
-    for name, values in (
-        (LENGTH, np.diff(in_data.bounds)), (FIRST, in_data.indices)
-    ):  # fmt: skip
+    for name, values in ((LENGTH, np.diff(in_data.bounds)), (FIRST, in_data.indices)):
         if name not in columns or not len(values):
             continue
         said = columns[name][rows[known]]
@@ -145,12 +137,7 @@ def check_times(folder: Path, in_data: Episodes, rows: ColumnRows) -> Times:
 
 
 def find_videos(
-    folder: Path,
-    info: Json,
-    files: Sequence[Path],
-    in_data: Episodes,
-    times: Times,
-    camera: str,
+    folder: Path, info: Json, files: Sequence[Path], in_data: Episodes, times: Times, camera: str
 ) -> VideoEpisodes:
     """Return where the frames of a camera are.
 
@@ -232,11 +219,7 @@ def find_videos(
     places_of = {path: place for place, path in enumerate(unique)}
     number_of = np.array([places_of[path] for path in paths], np.int64)
     videos = VideoEpisodes(
-        in_data.bounds,
-        in_data.numbers,
-        unique,
-        number_of[files_of.reshape(-1)],
-        starts,
+        in_data.bounds, in_data.numbers, unique, number_of[files_of.reshape(-1)], starts
     )
     _refuse_shared(videos, times, camera)
     return videos
@@ -301,10 +284,7 @@ def _rows_of(numbers: NDArray[np.float64], wanted: Numbers) -> Numbers:
 
 
 def _read(
-    folder: Path,
-    files: Sequence[Path],
-    names: Sequence[str],
-    optional: Sequence[str],
+    folder: Path, files: Sequence[Path], names: Sequence[str], optional: Sequence[str]
 ) -> dict[str, NDArray[np.float64]]:
     """Return columns of ``meta/episodes`` by name, each float64 ``[episodes]``.
 
@@ -333,20 +313,15 @@ def _read(
         raise FormatError(
             f"{folder / EPISODES} has episode {unique[counts > 1][0]:g} twice. {AGAIN}"
         )
-    return {
-        name: values for name, values in columns.items() if len(values) == len(numbers)
-    }
+    return {name: values for name, values in columns.items() if len(values) == len(numbers)}
 
 
-def _values(
-    table: ParquetFile, names: Sequence[str]
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _values(table: ParquetFile, names: Sequence[str]) -> Iterator[tuple[str, NDArray[np.float64]]]:
     for name in names:
         kind = table.schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise FormatError(
-                f"{table.path}: column {name!r} must hold numbers, got {kind}. "
-                f"{_way_out(name)}"
+                f"{table.path}: column {name!r} must hold numbers, got {kind}. {_way_out(name)}"
             )
     first = 0
     for batch in table.batches(BATCH_ROWS, names):

@@ -28,13 +28,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets.common.fields import make_schema
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
-from mmreplay.datasets.common.rows import (
-    Array,
-    ArrayRows,
-    ColumnRows,
-    ShiftedRows,
-    scalar,
-)
+from mmreplay.datasets.common.rows import Array, ArrayRows, ColumnRows, ShiftedRows, scalar
 from mmreplay.datasets.images import ImageRows
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -141,13 +135,11 @@ class RldsReader(FragmentReader):
             "the last row of an episode is its final observation: is_terminal says "
             "that it terminated, otherwise it is truncated"
             if as_final
-            else "the last row of an episode was read as a step; its next observation "
-            "is not known"
+            else "the last row of an episode was read as a step; its next observation is not known"
         )
         super().__init__(
-            self._fragments_of, schema, notes, lambda: None,
-            own_names=own_names_of(names, ENDS),
-        )  # fmt: skip
+            self._fragments_of, schema, notes, lambda: None, own_names=own_names_of(names, ENDS)
+        )
         if self._empty:
             notes.note(f"{self._empty:,} episodes of one row were left out: no step")
         if self._inner:
@@ -168,9 +160,7 @@ class RldsReader(FragmentReader):
                     name = f"{path}: the record at byte {offset}"
                     yield name, example(data, name)
 
-    def _columns(
-        self, name: str, values: Mapping[str, Values]
-    ) -> dict[str, ColumnRows]:
+    def _columns(self, name: str, values: Mapping[str, Values]) -> dict[str, ColumnRows]:
         """Return the columns of an episode by path, with all rows."""
         count = len(_marks(name, values, "is_last"))
         found: dict[str, ColumnRows] = {}
@@ -193,8 +183,7 @@ class RldsReader(FragmentReader):
             self._inner += len(bounds) - 2
             for first, stop in pairwise(bounds):
                 columns = {
-                    path: ShiftedRows(rows, first, stop - first)
-                    for path, rows in whole.items()
+                    path: ShiftedRows(rows, first, stop - first) for path, rows in whole.items()
                 }
                 where = f"{name}, row {first}" if first else name
                 yield from self._fragment(where, columns, terminal[first:stop])
@@ -217,9 +206,7 @@ class RldsReader(FragmentReader):
             for path, rows in columns.items()
             if path.split("/")[0] == "observation"
         }
-        yield Fragment(
-            name, count - 1, columns, next_obs, _ends(terminal[1:], count - 1)
-        )
+        yield Fragment(name, count - 1, columns, next_obs, _ends(terminal[1:], count - 1))
 
 
 def _bounds(name: str, values: Mapping[str, Values]) -> list[int]:
@@ -284,8 +271,7 @@ def _array(name: str, path: str, values: Values, feature: Feature, count: int) -
         array = values != 0 if stored.kind == "b" else values.astype(stored)
     if stored.kind in "iu" and (array.astype(np.int64) != values).any():
         raise CorruptError(
-            f"{name} has a value of {path!r} beyond {feature.dtype}, which {FEATURES} "
-            "says."
+            f"{name} has a value of {path!r} beyond {feature.dtype}, which {FEATURES} says."
         )
     return array.reshape(count, *feature.shape)
 
@@ -293,8 +279,7 @@ def _array(name: str, path: str, values: Values, feature: Feature, count: int) -
 def _images(name: str, path: str, values: Values, count: int) -> ImageRows:
     if not isinstance(values, list) or len(values) != count:
         raise CorruptError(
-            f"{name} must have {count} images of {path!r}, one per row, got "
-            f"{len(values)}."
+            f"{name} must have {count} images of {path!r}, one per row, got {len(values)}."
         )
     return ImageRows(lambda a, b: values[a:b], count, f"{name}: {path!r}")
 
@@ -388,20 +373,14 @@ def records(file: File) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < file.nbytes:
         if at + HEAD.size > file.nbytes:
-            raise _corrupt(
-                file, at, "has only part of its header before the end of the file"
-            )
+            raise _corrupt(file, at, "has only part of its header before the end of the file")
         head = file.pread(HEAD.size, at)
         size, checksum = HEAD.unpack(head)
         if masked(head[:8]) != checksum:
-            raise _corrupt(
-                file, at, f"has length {size}, which does not match its checksum"
-            )
+            raise _corrupt(file, at, f"has length {size}, which does not match its checksum")
         begin = at + HEAD.size
         if begin + size + SUM.size > file.nbytes:
-            raise _corrupt(
-                file, at, f"has {size} bytes, more than the file has after it"
-            )
+            raise _corrupt(file, at, f"has {size} bytes, more than the file has after it")
         if size > MAX_RECORD_NBYTES:
             raise FormatError(
                 f"{file.path}: the record at byte {at} must have at most "
@@ -436,8 +415,7 @@ def example(data: bytes, name: str) -> dict[str, Values]:
                     raise MalformedProtobuf(f"more than {MAX_FEATURES} features")
     except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise CorruptError(
-            f"{name} is not a tf.train.Example: {error}. The file is damaged, or of "
-            "another kind."
+            f"{name} is not a tf.train.Example: {error}. The file is damaged, or of another kind."
         ) from error
     return found
 
@@ -482,9 +460,7 @@ def _fields(data: memoryview) -> Iterator[_Field]:
         elif not size:
             raise MalformedProtobuf(f"wire type {kind} at byte {at}")
         if at + size > len(data):
-            raise MalformedProtobuf(
-                f"a field of {size} bytes at byte {at}, past its message"
-            )
+            raise MalformedProtobuf(f"a field of {size} bytes at byte {at}, past its message")
         yield _Field(number, kind, value, data[at : at + size])
         at += size
 

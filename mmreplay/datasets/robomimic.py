@@ -30,9 +30,7 @@ DATA, MASK, DONES = "data", "mask", "dones"
 DEMO = re.compile(r"demo_(\d+)")
 NUMBERED = re.compile(r"(\D*)(\d{0,18})")
 ACTIONS = {"actions", "action"}
-NAMES = {
-    "obs": "observation", "actions": "action", "rewards": "reward", DONES: "done",
-}  # fmt: skip
+NAMES = {"obs": "observation", "actions": "action", "rewards": "reward", DONES: "done"}
 """Names of fields in robomimic, and here."""
 ENDS = {"terminated": DONES, "truncated": DONES}
 """Columns that fields of ends are read from."""
@@ -42,9 +40,7 @@ NEXT = "next_obs"
 class RobomimicReader(FragmentReader):
     """Reads demonstrations, in the order of their numbers, as one environment."""
 
-    def __init__(
-        self, hdf5: Hdf5, demos: list[str], fields: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, hdf5: Hdf5, demos: list[str], fields: Sequence[str] | None = None) -> None:
         self._hdf5, self._fields = hdf5, fields
         self._own_names: OwnNames = {}
         self._inner = 0
@@ -69,9 +65,13 @@ class RobomimicReader(FragmentReader):
                 yield self._fragment(demo)
 
         super().__init__(
-            fragments, schema, notes, hdf5.close,
-            user_metadata={"robomimic": selected}, own_names=self._own_names,
-        )  # fmt: skip
+            fragments,
+            schema,
+            notes,
+            hdf5.close,
+            user_metadata={"robomimic": selected},
+            own_names=self._own_names,
+        )
         if self._inner:
             notes.doubt(
                 f"{self._inner:,} steps are done within a demonstration, and were not "
@@ -87,8 +87,11 @@ class RobomimicReader(FragmentReader):
                 held[path] = rows
         names = name_fields(
             {path: rename_top(path, NAMES) for path in held if not under([path], NEXT)},
-            self._hdf5.path_of(name), self._hdf5.notes, self._fields, ENDS,
-        )  # fmt: skip
+            self._hdf5.path_of(name),
+            self._hdf5.notes,
+            self._fields,
+            ENDS,
+        )
         self._own_names = self._own_names or own_names_of(names, ENDS)
         found = {path: held[own] for own, path in names.items()}
         # Those that stand beside 'obs', by the names of these.
@@ -130,10 +133,13 @@ class RobomimicReader(FragmentReader):
         if dones is not None and dones.count != steps:
             dones = None
         return Fragment(
-            self._hdf5.path_of(name), steps, kept,
+            self._hdf5.path_of(name),
+            steps,
+            kept,
             {path: next_obs[path] for path in here if next_obs},
-            self._ends(name, dones, steps), is_episode=False,
-        )  # fmt: skip
+            self._ends(name, dones, steps),
+            is_episode=False,
+        )
 
     def _ends(self, name: str, dones: ColumnRows | None, steps: int) -> Ends:
         """Return the ends of a demonstration: only its last step ends."""
@@ -159,9 +165,7 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
         if DEMO.fullmatch(name) or _has_actions(hdf5, name):
             demos.append(name)
         elif hdf5.is_group(f"/{DATA}/{name}"):
-            hdf5.notes.doubt(
-                f"group '{DATA}/{name}' has no 'actions', and was left out"
-            )
+            hdf5.notes.doubt(f"group '{DATA}/{name}' has no 'actions', and was left out")
         else:
             hdf5.notes.note(f"'{DATA}/{name}' is no demonstration, and was left out")
     others = [name for name in demos if not DEMO.fullmatch(name)]
@@ -181,8 +185,10 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
             )
         with hdf5.translated_errors(hdf5.path_of(f"{MASK}/{chosen}")):
             named = hdf5.raw(f"/{MASK}/{chosen}")[:]
-            kept = {bytes(each).decode() if not isinstance(each, str) else each
-                    for each in named.tolist()}  # fmt: skip
+            kept = {
+                bytes(each).decode() if not isinstance(each, str) else each
+                for each in named.tolist()
+            }
         lost = sorted(kept.difference(demos), key=_in_order)
         if lost:
             hdf5.notes.doubt(

@@ -45,9 +45,15 @@ class TensorRows:
     """
 
     def __init__(
-        self, file: File, column: ArrayColumn, env_id: int, first: int, count: int, *,
+        self,
+        file: File,
+        column: ArrayColumn,
+        env_id: int,
+        first: int,
+        count: int,
+        *,
         slots_first: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read a circular tensor.
 
         Args:

@@ -64,8 +64,7 @@ def _check_texts(options: Mapping[str, str | None]) -> None:
     for name, value in options.items():
         if value is not None and type(value) is not str:
             raise SchemaError(
-                f"{name} must be a text, got {value!r}. Leave it out if you do not "
-                "know it."
+                f"{name} must be a text, got {value!r}. Leave it out if you do not know it."
             )
 
 
@@ -102,9 +101,7 @@ def open_reader(
     """
     if isinstance(fields_of, Mapping):
         _check_texts({f"fields_of[{name!r}]": to for name, to in fields_of.items()})
-    source = ZarrSource(
-        str(path), fields_of, episode_ends, ends, endpoint, region, anonymous
-    )
+    source = ZarrSource(str(path), fields_of, episode_ends, ends, endpoint, region, anonymous)
     renamed = Notes()
     try:
         buffer = ReplayBuffer.open(source)

@@ -36,9 +36,7 @@ _copies = kernels.load("copies")
 _libc = ctypes.CDLL(None, use_errno=True)
 _statx = getattr(_libc, "statx", None)
 if _statx is not None:
-    _statx.argtypes = [
-        ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p,
-    ]  # fmt: skip
+    _statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 
 
 class Disk:
@@ -73,9 +71,14 @@ class Disk:
             raise OSError(number, "cannot populate")
 
     def fill(
-        self, fd: int, mapping: mmap.mmap, offset: int, nbytes: int,
-        pack: Pack, arguments: tuple[object, ...],
-    ) -> None:  # fmt: skip
+        self,
+        fd: int,
+        mapping: mmap.mmap,
+        offset: int,
+        nbytes: int,
+        pack: Pack,
+        arguments: tuple[object, ...],
+    ) -> None:
         """Let pack store through a mapping, into pages that are populated."""
         pack(memoryview(mapping)[offset : offset + nbytes], *arguments)
 

@@ -37,9 +37,22 @@ RECYCLED_PAGES_NBYTES = 256 << 10
 AHEAD_NBYTES = 128 << 10
 # Several hosts may write these: locks and mappings do not meet.
 NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "ceph", "glusterfs",
-    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "afs", "beegfs", "gpfs",
-}  # fmt: skip
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "lustre",
+    "ceph",
+    "glusterfs",
+    "fuse.sshfs",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "afs",
+    "beegfs",
+    "gpfs",
+}
 # A store goes to new blocks, for which no space can be reserved.
 COPY_ON_WRITE = {"btrfs", "zfs", "bcachefs"}
 
@@ -78,8 +91,7 @@ def expanded(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str):
         raise FormatError(
-            f"path must be a str or pathlib.Path, got {type(path).__name__}. "
-            f"{path_advice(path)}"
+            f"path must be a str or pathlib.Path, got {type(path).__name__}. {path_advice(path)}"
         )
     resolved = os.path.expanduser(text)
     if resolved == text and text.startswith("~"):
@@ -129,9 +141,7 @@ class File:
         unsynced: A sync failed: what the file holds may be in memory alone, for good.
     """
 
-    __slots__ = (
-        "_dropped", "_mapping", "fd", "nbytes", "path", "unsynced", "writable",
-    )  # fmt: skip
+    __slots__ = ("_dropped", "_mapping", "fd", "nbytes", "path", "unsynced", "writable")
 
     def __init__(self, path: Path, fd: int, nbytes: int, writable: bool) -> None:
         self.path, self.fd = path, fd

@@ -25,9 +25,7 @@ FILE_NAME = "LOCK"
 TEXT_NBYTES = 512
 MAX_HOST_LENGTH = 253
 
-_open_locks: weakref.WeakValueDictionary[Identity, WriterLock] = (
-    weakref.WeakValueDictionary()
-)
+_open_locks: weakref.WeakValueDictionary[Identity, WriterLock] = weakref.WeakValueDictionary()
 
 
 class WriterLock:
@@ -84,12 +82,8 @@ class WriterLock:
             ) from error
         if not _has_name(self._file):
             # The lock of a file without a name would not turn others away.
-            raise LockedError(
-                f"{folder} was removed by another process just now. Try again."
-            )
-        text = json.dumps(
-            {"pid": self.pid, "host": socket.gethostname(), "start": time.time()}
-        )
+            raise LockedError(f"{folder} was removed by another process just now. Try again.")
+        text = json.dumps({"pid": self.pid, "host": socket.gethostname(), "start": time.time()})
         data = text.encode().ljust(TEXT_NBYTES)
         self._file.pwrite(data, 0)
         # Held only once nothing can fail: closing the file is what gives it back.
@@ -173,11 +167,7 @@ def held_by(folder: Path) -> dict[str, object] | None:
 
 def _names_host(host: object) -> bool:
     """Return whether it is a host's name that is safe to print."""
-    return (
-        isinstance(host, str)
-        and 1 <= len(host) <= MAX_HOST_LENGTH
-        and host.isprintable()
-    )
+    return isinstance(host, str) and 1 <= len(host) <= MAX_HOST_LENGTH and host.isprintable()
 
 
 def locked(folder: Path) -> bool:

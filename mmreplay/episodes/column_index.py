@@ -109,10 +109,7 @@ class ColumnIndex:
     def nbytes(self) -> int:
         """Bytes of its entries."""
         runs = [] if self._state is None else self._state[0]
-        return sum(
-            run.values.nbytes + run.env_ids.nbytes + run.positions.nbytes
-            for run in runs
-        )
+        return sum(run.values.nbytes + run.env_ids.nbytes + run.positions.nbytes for run in runs)
 
     def update(self, span: Span, read: ReadColumn) -> None:
         """Take in the rows that came since the last look: O(new rows log rows).
@@ -135,9 +132,7 @@ class ColumnIndex:
             values, whole = read(env_ids, positions)
             order = np.argsort(values, kind="stable")
             order = order[whole[order]]
-            fresh = _Run(
-                values[order], env_ids[order].astype(np.int32), positions[order]
-            )
+            fresh = _Run(values[order], env_ids[order].astype(np.int32), positions[order])
             runs.append(fresh)
             while len(runs) > 1 and len(runs[-2]) <= MERGE_RATIO * len(runs[-1]):
                 last, before = runs.pop(), runs.pop()
@@ -240,9 +235,7 @@ def _merged(before: _Run, last: _Run) -> _Run:
     )
 
 
-def _without_dead(
-    runs: list[_Run], first: Ids, broken: Integers
-) -> tuple[list[_Run], Integers]:
+def _without_dead(runs: list[_Run], first: Ids, broken: Integers) -> tuple[list[_Run], Integers]:
     """Drop entries of rows that left, and note the values of which others are left."""
     kept = [run.positions >= first[run.env_ids] for run in runs]
     lost = [np.unique(run.values[~k]) for run, k in zip(runs, kept, strict=True)]

@@ -409,9 +409,15 @@ class EpisodeIndex:
             env_ids = np.full(len(positions), env_ids)
         begin, end = np.empty(len(positions), INT64), np.empty(len(positions), INT64)
         _kernel.locate(
-            *self._starts.columns, self._first, self._seen, self._last,
-            np.ascontiguousarray(env_ids), np.ascontiguousarray(positions), begin, end,
-        )  # fmt: skip
+            *self._starts.columns,
+            self._first,
+            self._seen,
+            self._last,
+            np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions),
+            begin,
+            end,
+        )
         return begin, end
 
     def begun(self, env_ids: Ids, positions: Ids) -> Ids:
@@ -452,9 +458,8 @@ def _at_ranks(
 
 
 def _ranks_before(
-    span: Span, left_out: EnvironmentQueues, env_ids: Ids, positions: Ids,
-    before: Ids | None = None,
-) -> Ids:  # fmt: skip
+    span: Span, left_out: EnvironmentQueues, env_ids: Ids, positions: Ids, before: Ids | None = None
+) -> Ids:
     """Ranks of positions; see `_at_ranks` and `EpisodeIndex.legal_before`."""
     lengths = left_out.lengths if before is None else left_out.lengths - before
     stops = np.cumsum(span.lengths - lengths)
@@ -537,9 +542,7 @@ class EnvironmentQueues:
 
     def oldest_of_each(self) -> Ids:
         """int64 ``[E]``, position of the oldest entry, or NEVER."""
-        return np.where(
-            self._first < self._stop, self._data[0].take(self._first), NEVER
-        )
+        return np.where(self._first < self._stop, self._data[0].take(self._first), NEVER)
 
     def append(self, env_id: int, *columns: Ids) -> int:
         """Put entries at the end of a queue, positions first; return how many."""
@@ -584,9 +587,7 @@ class EnvironmentQueues:
         self._first[env_id] += count
         return count
 
-    def find(
-        self, env_ids: Ids, positions: Ids, side: str = "left", column: int = 0
-    ) -> Ids:
+    def find(self, env_ids: Ids, positions: Ids, side: str = "left", column: int = 0) -> Ids:
         """Indices where positions belong among the entries of their queues.
 
         Costs O(B log entries).

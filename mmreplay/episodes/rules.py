@@ -17,15 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes.flags import (
-    ALL_FLAGS,
-    BREAK,
-    CUT,
-    END,
-    FINAL,
-    START,
-    TERMINATED,
-)
+from mmreplay.episodes.flags import ALL_FLAGS, BREAK, CUT, END, FINAL, START, TERMINATED
 
 MIN_ENDS = 32
 """Episode ends that rewards alone are judged by, at least."""
@@ -34,9 +26,7 @@ MIN_KNOWN_ENDS = 3
 CHECKED_ENDS = 64
 CHECKED_REWARDS = 4096
 
-FieldReader = Callable[
-    [NDArray[np.int64], tuple[str, ...]], Mapping[str, NDArray[np.generic]]
-]
+FieldReader = Callable[[NDArray[np.int64], tuple[str, ...]], Mapping[str, NDArray[np.generic]]]
 """(indices ``[N]``, paths) to ``[N, *shape]`` by path; of fields that vary ``[N]``, a
 number for each value, which is the same for equal ones."""
 
@@ -149,9 +139,7 @@ def find_reset_rows(
     return signature, len(after)
 
 
-def after_ends(
-    flags: NDArray[np.uint8], env_ids: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def after_ends(flags: NDArray[np.uint8], env_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indices of the first rows after episode ends, final rows left out.
 
     Args:

@@ -69,9 +69,7 @@ class BufferIdentity:
     cuts: NDArray[np.int64] | None = field(default=None, compare=False)
     heap_nbytes: int = 0
 
-    def known(
-        self, seen: NDArray[np.int64], generation: int, cut_epoch: int
-    ) -> NDArray[np.int64]:
+    def known(self, seen: NDArray[np.int64], generation: int, cut_epoch: int) -> NDArray[np.int64]:
         """Positions below which rows seen earlier are still the same rows.
 
         Args:
@@ -636,12 +634,7 @@ class EpisodeFilter(Protocol):
         """Whether episodes that have not ended may."""
 
     def keep(
-        self,
-        index: EpisodeIndex,
-        env_ids: Ids,
-        begins: Ids,
-        stops: Ids,
-        unfinished: Bools,
+        self, index: EpisodeIndex, env_ids: Ids, begins: Ids, stops: Ids, unfinished: Bools
     ) -> Bools:
         """Choose among episodes; the newest of each environment is asked repeatedly.
 
@@ -665,10 +658,7 @@ class WindowStarts(NarrowedStarts):
     """
 
     def __init__(
-        self,
-        base: StartView,
-        shape: WindowShape,
-        episodes: EpisodeFilter | None = None,
+        self, base: StartView, shape: WindowShape, episodes: EpisodeFilter | None = None
     ) -> None:
         """Narrow a view to starts of windows.
 
@@ -840,9 +830,8 @@ class WindowStarts(NarrowedStarts):
         self._newest[env_id], self._has_start[env_id] = begins[-1], True
 
     def _filter(
-        self, episodes: EpisodeFilter, env_id: int, lows: Ids, stops: Ids,
-        oldest: int, counts: Ids,
-    ) -> None:  # fmt: skip
+        self, episodes: EpisodeFilter, env_id: int, lows: Ids, stops: Ids, oldest: int, counts: Ids
+    ) -> None:
         """Set the counts of episodes that the filter leaves out to 0."""
         if not episodes.missing_start:
             counts[lows < oldest] = 0
@@ -852,9 +841,7 @@ class WindowStarts(NarrowedStarts):
             begins = np.maximum(lows[some], oldest)
             ids = np.full(len(some), env_id)
             unfinished = np.zeros(len(some), bool)
-            counts[some] *= episodes.keep(
-                self._index, ids, begins, stops[some], unfinished
-            )
+            counts[some] *= episodes.keep(self._index, ids, begins, stops[some], unfinished)
 
     def _on_stride(self, starts: Ids, has_start: Bools) -> Ids:
         """Move the starts of runs whose first step is gone onto the stride."""
@@ -890,9 +877,7 @@ class WindowStarts(NarrowedStarts):
             has_start = self._newest[some] >= lows[some]
             some, unfinished = some[has_start], unfinished[has_start]
         accepted = np.zeros(len(starts), bool)
-        accepted[some] = episodes.keep(
-            self._index, some, lows[some], stops[some], unfinished
-        )
+        accepted[some] = episodes.keep(self._index, some, lows[some], stops[some], unfinished)
         # Episodes that are left out may yet be drawn when they are over.
         self._settled = np.where(accepted, stops, self._newest)
         return np.where(accepted, until, starts)
@@ -1166,9 +1151,7 @@ def last_legal(view: StartView, env_ids: Ids, lows: Ids, stops: Ids) -> Ids:
     return ends
 
 
-def _from_the_end(
-    view: StartView, env_ids: Ids, lows: Ids, stops: Ids, ends: Ids
-) -> None:
+def _from_the_end(view: StartView, env_ids: Ids, lows: Ids, stops: Ids, ends: Ids) -> None:
     todo = np.flatnonzero(stops > lows)
     tops, width = stops[todo], 1
     while len(todo):

@@ -103,10 +103,21 @@ class Record:
     def encode(self) -> bytes:
         """Return the slot's bytes."""
         header = HEADER.pack(
-            MAGIC, self.flags, self.num_envs, self.sequence, self.epoch,
-            self.boot_id, self.uuid, self.generation, self.device, self.inode,
-            self.time_ns, self.cut_epoch, self.cut_rows, self.birth,
-        )  # fmt: skip
+            MAGIC,
+            self.flags,
+            self.num_envs,
+            self.sequence,
+            self.epoch,
+            self.boot_id,
+            self.uuid,
+            self.generation,
+            self.device,
+            self.inode,
+            self.time_ns,
+            self.cut_epoch,
+            self.cut_rows,
+            self.birth,
+        )
         columns = [self.heads, self.limits, self.tails, self.cuts]
         if self.heap_heads is not None and self.heap_tails is not None:
             columns += [self.heap_heads, self.heap_tails]
@@ -126,9 +137,7 @@ class Record:
         return replace(self, heads=heads, limits=limits, heap_heads=heap_heads)
 
 
-def decode(
-    data: bytes, uuid: bytes, num_envs: int, heap_nbytes: int = 0
-) -> Record | None:
+def decode(data: bytes, uuid: bytes, num_envs: int, heap_nbytes: int = 0) -> Record | None:
     """Return a slot's record, or None where it holds no whole record of this buffer.
 
     Args:
@@ -141,8 +150,23 @@ def decode(
     slot = decode_slot(data, MAGIC, HEADER, num_envs, num_columns)
     if slot is None:
         return None
-    (flags, sequence, epoch, boot_id, own_uuid, generation, device, inode, time_ns,
-     cut_epoch, cut_rows, birth), columns = slot  # fmt: skip
+    (
+        (
+            flags,
+            sequence,
+            epoch,
+            boot_id,
+            own_uuid,
+            generation,
+            device,
+            inode,
+            time_ns,
+            cut_epoch,
+            cut_rows,
+            birth,
+        ),
+        columns,
+    ) = slot
     heads, limits, tails, cuts, *heap = columns
     if own_uuid != uuid:
         return None
@@ -168,9 +192,24 @@ def decode(
         if ((heap_heads | heap_tails) % HEAP_ALIGNMENT).any():
             return None
     return Record(
-        sequence, epoch, flags, boot_id, own_uuid, generation, device, inode, time_ns,
-        heads, limits, tails, cuts, cut_epoch, cut_rows, birth, *heap,
-    )  # fmt: skip
+        sequence,
+        epoch,
+        flags,
+        boot_id,
+        own_uuid,
+        generation,
+        device,
+        inode,
+        time_ns,
+        heads,
+        limits,
+        tails,
+        cuts,
+        cut_epoch,
+        cut_rows,
+        birth,
+        *heap,
+    )
 
 
 def not_held() -> bool:
@@ -233,9 +272,7 @@ Slots = tuple[Record | None, ...]
 """The records of D0, D1, L0, L1."""
 
 
-def split(
-    data: bytes, uuid: bytes, generation: int, num_envs: int, heap_nbytes: int = 0
-) -> Slots:
+def split(data: bytes, uuid: bytes, generation: int, num_envs: int, heap_nbytes: int = 0) -> Slots:
     """Decode the four slots of a COMMIT file's bytes; see `decode`."""
     size = record_nbytes(num_envs, heap_nbytes)
     records = [
@@ -273,9 +310,7 @@ def newest_live(slots: Slots, identity: Identity) -> Record | None:
     """
     records = [slots[slot] for slot in LIVE_SLOTS]
     live = max(
-        (r for r in records if r is not None and identity.trusts(r)),
-        key=_order,
-        default=None,
+        (r for r in records if r is not None and identity.trusts(r)), key=_order, default=None
     )
     durable = newest_durable(slots)
     if live is None or durable is None:

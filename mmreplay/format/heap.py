@@ -63,9 +63,8 @@ def lay_out(heap_head: int, nbytes: Array, heap_nbytes: int) -> tuple[Array, Arr
 
 
 def legal(
-    references: References, field: Field, heap_nbytes: int, heap_tails: Array,
-    heap_heads: Array,
-) -> NDArray[np.bool_]:  # fmt: skip
+    references: References, field: Field, heap_nbytes: int, heap_tails: Array, heap_heads: Array
+) -> NDArray[np.bool_]:
     """Tell which references name bytes that a record lets be read.
 
     Args:
@@ -124,9 +123,7 @@ def offsets(references: References, env_ids: Array, heap_nbytes: int) -> Array:
     return begins
 
 
-def checksums(
-    data: NDArray[np.uint8], begins: Array, nbytes: Array
-) -> NDArray[np.uint32]:
+def checksums(data: NDArray[np.uint8], begins: Array, nbytes: Array) -> NDArray[np.uint32]:
     """CRC32C of each of some values, uint32 ``[N]``; 0 of empty ones.
 
     Args:
@@ -135,7 +132,5 @@ def checksums(
         nbytes: int64 ``[N]``, their bytes.
     """
     sums = np.empty(len(begins), np.uint32)
-    _rows.sum_spans(
-        data, np.ascontiguousarray(begins), np.ascontiguousarray(nbytes), sums
-    )
+    _rows.sum_spans(data, np.ascontiguousarray(begins), np.ascontiguousarray(nbytes), sums)
     return sums

@@ -18,13 +18,7 @@ import google_crc32c
 
 from mmreplay import strict_json
 from mmreplay.disk.files import read_bytes, refuse_link
-from mmreplay.errors import (
-    OR_REPAIR,
-    CorruptError,
-    FormatError,
-    SchemaError,
-    VersionError,
-)
+from mmreplay.errors import OR_REPAIR, CorruptError, FormatError, SchemaError, VersionError
 from mmreplay.format.sharding import HEAP_SHARDS, Sharding
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
@@ -63,10 +57,24 @@ T = TypeVar("T", bound=str)
 _TAIL = re.compile(rb'"crc32c": "([0-9a-f]{8})"\n\}\n\Z')
 _TAIL_NBYTES = len(b'"crc32c": "00000000"\n}\n')
 _KEYS = {
-    "format", "version", "features", "uuid", "created", "generation", "engine",
-    "layout", "autoreset", "capacity", "num_envs", "slots", "reserve",
-    "block_rows", "schema", "roles", "user",
-}  # fmt: skip
+    "format",
+    "version",
+    "features",
+    "uuid",
+    "created",
+    "generation",
+    "engine",
+    "layout",
+    "autoreset",
+    "capacity",
+    "num_envs",
+    "slots",
+    "reserve",
+    "block_rows",
+    "schema",
+    "roles",
+    "user",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +141,13 @@ class Metadata:
             sharding = sharding.resized(ring, schema.row_nbytes, heap_rows)
             ring = sharding.fit(ring)
         return replace(
-            self, generation=self.generation + 1, ring=ring, schema=schema,
-            sharding=sharding, heap_nbytes=nbytes,
-        )  # fmt: skip
+            self,
+            generation=self.generation + 1,
+            ring=ring,
+            schema=schema,
+            sharding=sharding,
+            heap_nbytes=nbytes,
+        )
 
 
 def encode(metadata: Metadata) -> bytes:
@@ -165,7 +177,7 @@ def encode(metadata: Metadata) -> bytes:
         "schema": metadata.schema.to_json(),
         "roles": dict(metadata.schema.roles),
         "user": metadata.user,
-    }  # fmt: skip
+    }
     if metadata.heap_nbytes:
         value["heap_bytes"] = metadata.heap_nbytes
     if metadata.sharding is not None:
@@ -285,9 +297,7 @@ def _from_json(value: Json, name: str) -> Metadata:
         _number(value, "slots", name, 1, 2 * MAX_CAPACITY),
     )
     if ring.block_rows & (ring.block_rows - 1):
-        raise FormatError(
-            f"{name}: block_rows must be a power of two, got {ring.block_rows}"
-        )
+        raise FormatError(f"{name}: block_rows must be a power of two, got {ring.block_rows}")
     needed = ring.capacity + ring.reserve + ring.block_rows
     if ring.slots < needed or ring.slots % ring.block_rows:
         raise FormatError(
@@ -388,8 +398,7 @@ def check_heap_nbytes(
         )
     if heap_nbytes % HEAP_STEP_NBYTES:
         raise SchemaError(
-            f"heap_bytes must be a multiple of {HEAP_STEP_NBYTES}, got {heap_nbytes}. "
-            "Round it up."
+            f"heap_bytes must be a multiple of {HEAP_STEP_NBYTES}, got {heap_nbytes}. Round it up."
         )
     if heap_nbytes * ring.num_envs >= MAX_HEAPS_NBYTES:
         raise SchemaError(
@@ -403,9 +412,7 @@ def rows_of_heap(heap_nbytes: int, schema: Schema) -> int | None:
     return heap_nbytes // schema.max_heap_nbytes if schema.varying else None
 
 
-def _check_shards(
-    sharding: Sharding, ring: Ring, schema: Schema, heap_nbytes: int
-) -> None:
+def _check_shards(sharding: Sharding, ring: Ring, schema: Schema, heap_nbytes: int) -> None:
     """Refuse shards that values could not wait for, as the heap is needed.
 
     Raises:
@@ -445,9 +452,7 @@ def heap_reserve_nbytes(schema: Schema, heap_nbytes: int) -> int:
     return max(heap_nbytes // 16, schema.max_heap_nbytes)
 
 
-def planned_heap_nbytes(
-    schema: Schema, capacity: int, lengths: Mapping[str, float]
-) -> int:
+def planned_heap_nbytes(schema: Schema, capacity: int, lengths: Mapping[str, float]) -> int:
     """Bytes of a heap in which a whole capacity of rows lives.
 
     Args:
@@ -476,8 +481,7 @@ def _number(value: Json, key: str, name: str, minimum: int, maximum: int) -> int
     number = value[key]
     if type(number) is not int or not minimum <= number <= maximum:
         raise FormatError(
-            f"{name}: {key} must be an integer in [{minimum}, {maximum}], got "
-            f"{number!r}"
+            f"{name}: {key} must be an integer in [{minimum}, {maximum}], got {number!r}"
         )
     return number
 

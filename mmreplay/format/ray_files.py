@@ -219,14 +219,11 @@ def parse_leases(data: bytes, name: str, num_envs: int = MAX_ENVS) -> Leases:
         writers.add(lease.writer)
         if max(lease.env_ids) >= num_envs:
             raise FormatError(
-                f"{name}: environments must be below {num_envs}, got "
-                f"{max(lease.env_ids)}."
+                f"{name}: environments must be below {num_envs}, got {max(lease.env_ids)}."
             )
         if lease.stop is None:
             if shared := holders.intersection(lease.env_ids):
-                raise FormatError(
-                    f"{name}: environment {min(shared)} is held by two writers."
-                )
+                raise FormatError(f"{name}: environment {min(shared)} is held by two writers.")
             holders.update(lease.env_ids)
     return Leases(leases, float(idle_s))
 
@@ -256,9 +253,7 @@ def write_epochs(folder: Path, epochs: Sequence[FrozenEpoch]) -> None:
     _write(folder, EPOCHS, {"epochs": [epoch.to_json() for epoch in epochs]})
 
 
-def parse_epochs(
-    data: bytes, name: str, num_envs: int | None = None
-) -> list[FrozenEpoch]:
+def parse_epochs(data: bytes, name: str, num_envs: int | None = None) -> list[FrozenEpoch]:
     """Return the epochs of an ``epochs.json``.
 
     Args:
@@ -277,13 +272,10 @@ def parse_epochs(
     for epoch in epochs:
         if num_envs is not None and len(epoch.stops) != num_envs:
             raise FormatError(
-                f"{name}: an epoch must have {num_envs} environments, got "
-                f"{len(epoch.stops)}."
+                f"{name}: an epoch must have {num_envs} environments, got {len(epoch.stops)}."
             )
         if (epoch.name, epoch.epoch) in keys:
-            raise FormatError(
-                f"{name} has epoch {epoch.epoch} of {epoch.name!r} twice."
-            )
+            raise FormatError(f"{name} has epoch {epoch.epoch} of {epoch.name!r} twice.")
         keys.add((epoch.name, epoch.epoch))
     return epochs
 
@@ -337,9 +329,7 @@ def _members(value: object, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-def _numbers(
-    value: object, name: str, limit: int, count: int | None = None
-) -> tuple[int, ...]:
+def _numbers(value: object, name: str, limit: int, count: int | None = None) -> tuple[int, ...]:
     """Return integers in [0, limit), as many as there must be."""
     if not isinstance(value, list) or len(value) > MAX_ENVS:
         raise _wrong(name, "a list", value)

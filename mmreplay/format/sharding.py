@@ -47,9 +47,8 @@ class Sharding:
     def __post_init__(self) -> None:
         """Check the values."""
         one_of(
-            "codec", self.codec, CODECS,
-            "'blosc-lz4' is the fastest to read, 'zstd' the smallest.",
-        )  # fmt: skip
+            "codec", self.codec, CODECS, "'blosc-lz4' is the fastest to read, 'zstd' the smallest."
+        )
         highest = MAX_LEVELS[self.codec]
         way_out = f"Leave it out for the default of {self.codec!r}."
         integer("level", self.level, 0, way_out, maximum=highest)
@@ -93,9 +92,7 @@ class Sharding:
         chosen = LEVELS.get(known, 0) if level is None else level
         return cls(codec, chosen, 1 << (rows.bit_length() - 1), chunk_crc32c)
 
-    def resized(
-        self, ring: Ring, row_nbytes: int, heap_rows: int | None = None
-    ) -> Sharding:
+    def resized(self, ring: Ring, row_nbytes: int, heap_rows: int | None = None) -> Sharding:
         """The same for another ring."""
         return Sharding.sized(
             self.codec, ring, row_nbytes, self.level, self.chunk_crc32c, heap_rows
@@ -135,9 +132,7 @@ class Sharding:
 
     def to_json(self) -> dict[str, Any]:
         """Return what metadata.json says of it."""
-        value = {
-            "codec": self.codec, "level": self.level, "shard_rows": self.shard_rows,
-        }  # fmt: skip
+        value = {"codec": self.codec, "level": self.level, "shard_rows": self.shard_rows}
         return value | ({"chunk_crc32c": True} if self.chunk_crc32c else {})
 
     @classmethod
@@ -151,8 +146,7 @@ class Sharding:
         known = keys | {"chunk_crc32c"}
         if not isinstance(value, Mapping) or not keys <= set(value) <= known:
             raise SchemaError(
-                f"zarr must have the keys {sorted(keys)}, got {value!r}. Restore the "
-                "file."
+                f"zarr must have the keys {sorted(keys)}, got {value!r}. Restore the file."
             )
         sharding = cls(**value)
         if ring.slots % sharding.shard_rows:

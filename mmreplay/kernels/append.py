@@ -24,9 +24,7 @@ class StepPacker(Protocol):
     def prepare(self, data: Mapping[str, object], /) -> int:
         """Check and pack one step, or return -1."""
 
-    def stream(
-        self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /
-    ) -> None:
+    def stream(self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /) -> None:
         """Pack rows of columns."""
 
 
@@ -34,9 +32,18 @@ class AppendKernel(Protocol):
     """Stores steps through mappings whose pages are ready, and publishes them."""
 
     def reserve(
-        self, records: Any, flags: Any, commit: Any, limits: Array, tails: Array,
-        low: int, high: int, until: float, heap_tails: Array | None = None, /,
-    ) -> None:  # fmt: skip
+        self,
+        records: Any,
+        flags: Any,
+        commit: Any,
+        limits: Array,
+        tails: Array,
+        low: int,
+        high: int,
+        until: float,
+        heap_tails: Array | None = None,
+        /,
+    ) -> None:
         """Allow steps into some rows until a time; the former reservation ends.
 
         Args:
@@ -59,9 +66,15 @@ class AppendKernel(Protocol):
         """End the reservation and release the mappings."""
 
     def add(
-        self, data: Mapping[str, object], row: int, offset: int, number: int,
-        heads: Array, heap_heads: Array | None = None, /,
-    ) -> bool:  # fmt: skip
+        self,
+        data: Mapping[str, object],
+        row: int,
+        offset: int,
+        number: int,
+        heads: Array,
+        heap_heads: Array | None = None,
+        /,
+    ) -> bool:
         """Store a step that ends no episode and needs no conversion, and publish it.
 
         Args:
@@ -81,10 +94,21 @@ class AppendKernel(Protocol):
         """
 
     def extend(
-        self, columns: Mapping[str, Any], first: int, flags: NDArray[np.uint8],
-        records: Any, row: int, marks: Any, commit: Any, offset: int, number: int,
-        heads: Array, limits: Array, tails: Array, /,
-    ) -> None:  # fmt: skip
+        self,
+        columns: Mapping[str, Any],
+        first: int,
+        flags: NDArray[np.uint8],
+        records: Any,
+        row: int,
+        marks: Any,
+        commit: Any,
+        offset: int,
+        number: int,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        /,
+    ) -> None:
         """Store rows and their flags through mappings, and publish them.
 
         No reservation is needed: the pages of the rows are ready.
@@ -123,9 +147,18 @@ class Append:
         self._reserved: tuple[Any, ...] = ()
 
     def reserve(
-        self, records: Any, flags: Any, commit: Any, limits: Array, tails: Array,
-        low: int, high: int, until: float, heap_tails: Array | None = None, /,
-    ) -> None:  # fmt: skip
+        self,
+        records: Any,
+        flags: Any,
+        commit: Any,
+        limits: Array,
+        tails: Array,
+        low: int,
+        high: int,
+        until: float,
+        heap_tails: Array | None = None,
+        /,
+    ) -> None:
         """See `AppendKernel.reserve`."""
         self._reserved = ()
         if not self._slot.has_heap:
@@ -139,26 +172,28 @@ class Append:
         bounds = limits, tails, tails if heap_tails is None else heap_tails
         if not fits or {len(bound) for bound in bounds} != {packer.num_envs}:
             raise ValueError("reserve: rows must be in the files, packed together")
-        self._reserved = (
-            records, flags, commit, limits, tails, low, high, until, heap_tails,
-        )  # fmt: skip
+        self._reserved = (records, flags, commit, limits, tails, low, high, until, heap_tails)
 
     def release(self) -> None:
         """See `AppendKernel.release`."""
         self._reserved = ()
 
     def add(
-        self, data: Mapping[str, object], row: int, offset: int, number: int,
-        heads: Array, heap_heads: Array | None = None, /,
-    ) -> bool:  # fmt: skip
+        self,
+        data: Mapping[str, object],
+        row: int,
+        offset: int,
+        number: int,
+        heads: Array,
+        heap_heads: Array | None = None,
+        /,
+    ) -> bool:
         """See `AppendKernel.add`."""
         if (heap_heads is not None) != self._slot.has_heap:
             raise TypeError("add takes heap heads exactly where there is a heap")
         if not self._reserved:
             return False
-        records, flags, commit, limits, tails, low, high, until, heap_tails = (
-            self._reserved
-        )
+        records, flags, commit, limits, tails, low, high, until, heap_tails = self._reserved
         packer, envs = self._packer, self._packer.num_envs
         if not low <= row <= high - envs or monotonic() >= until:
             return False
@@ -166,9 +201,7 @@ class Append:
             raise ValueError("add: offset must be of a publication")
         if packer.prepare(data) != 0:
             return False
-        publication = self._slot.publish(
-            number, heads, limits, tails, heap_heads, heap_tails
-        )
+        publication = self._slot.publish(number, heads, limits, tails, heap_heads, heap_tails)
         first = row * packer.stride
         records[first : first + len(packer.rows)] = packer.rows
         flags[row : row + envs] = bytes(envs)
@@ -176,10 +209,21 @@ class Append:
         return True
 
     def extend(
-        self, columns: Mapping[str, Any], first: int, flags: NDArray[np.uint8],
-        records: Any, row: int, marks: Any, commit: Any, offset: int, number: int,
-        heads: Array, limits: Array, tails: Array, /,
-    ) -> None:  # fmt: skip
+        self,
+        columns: Mapping[str, Any],
+        first: int,
+        flags: NDArray[np.uint8],
+        records: Any,
+        row: int,
+        marks: Any,
+        commit: Any,
+        offset: int,
+        number: int,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        /,
+    ) -> None:
         """See `AppendKernel.extend`."""
         if self._slot.has_heap:
             raise ValueError("extend: it publishes no heap")
@@ -187,9 +231,7 @@ class Append:
         fits = stride > 0 and count > 0 and first >= 0
         fits = fits and 0 <= row <= min(len(marks), len(records) // stride) - count
         if not fits or not 0 <= offset <= len(commit) - len(self._slot.data):
-            raise ValueError(
-                "extend: rows must be in the files, and offset of a publication"
-            )
+            raise ValueError("extend: rows must be in the files, and offset of a publication")
         out = memoryview(records)[row * stride : (row + count) * stride]
         self._packer.stream(out, columns, first, first + count)
         marks[row : row + count] = flags.tobytes()

@@ -34,9 +34,7 @@ def real(name: str, values: ArrayLike) -> NDArray[np.float64]:
     if array.dtype.kind not in "fiu" and array.size:
         raise TypeError(f"{name} must be real numbers, got {array.dtype}")
     if array.ndim != 1:
-        raise ValueError(
-            f"{name} must have one axis, got shape {list(array.shape)}. Reshape it."
-        )
+        raise ValueError(f"{name} must have one axis, got shape {list(array.shape)}. Reshape it.")
     return np.ascontiguousarray(array, np.float64)
 
 

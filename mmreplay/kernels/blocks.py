@@ -19,11 +19,22 @@ MAX_VALUE_NBYTES = 1 << 48
 
 
 def pack_values(
-    sources: Sources, offsets: tuple[Ids, ...], references: tuple[Any, ...],
-    addresses: tuple[Ids | None, ...], items: Ids, num_envs: int, first: int,
-    stop: int, heads: Ids, free_until: Ids, size: int, out: NDArray[np.uint8],
-    after: Ids, segments: Ids, /,
-) -> tuple[int, int]:  # fmt: skip
+    sources: Sources,
+    offsets: tuple[Ids, ...],
+    references: tuple[Any, ...],
+    addresses: tuple[Ids | None, ...],
+    items: Ids,
+    num_envs: int,
+    first: int,
+    stop: int,
+    heads: Ids,
+    free_until: Ids,
+    size: int,
+    out: NDArray[np.uint8],
+    after: Ids,
+    segments: Ids,
+    /,
+) -> tuple[int, int]:
     """Copy the values of steps one after another, as they will lie in the heaps.
 
     In `out` the values of an environment follow those of the one before; step by step,
@@ -152,9 +163,8 @@ class _Packing:
     """The values of some steps."""
 
     def __init__(
-        self, sources: Sources, offsets: tuple[Ids, ...], items: list[int],
-        num_envs: int, size: int,
-    ) -> None:  # fmt: skip
+        self, sources: Sources, offsets: tuple[Ids, ...], items: list[int], num_envs: int, size: int
+    ) -> None:
         self._sources, self._offsets, self._items = sources, offsets, items
         self._num_envs, self._size = num_envs, size
 

@@ -46,9 +46,8 @@ def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
 
 
 def copy_spans(
-    source: Array, begins: Ids, nbytes: Ids, out: Array, targets: Ids | None,
-    waits: bool, /,
-) -> None:  # fmt: skip
+    source: Array, begins: Ids, nbytes: Ids, out: Array, targets: Ids | None, waits: bool, /
+) -> None:
     """Copy spans of bytes from one array to another.
 
     Args:
@@ -81,9 +80,18 @@ def copy_spans(
 
 
 def find_values(
-    references: Array, env_ids: Ids, heap_tails: Ids, heap_heads: Ids, heap_nbytes: int,
-    longest: int, item_nbytes: int, begins: Ids, nbytes: Ids, offsets: Ids, /,
-) -> int:  # fmt: skip
+    references: Array,
+    env_ids: Ids,
+    heap_tails: Ids,
+    heap_heads: Ids,
+    heap_nbytes: int,
+    longest: int,
+    item_nbytes: int,
+    begins: Ids,
+    nbytes: Ids,
+    offsets: Ids,
+    /,
+) -> int:
     """Find the bytes that references name, and check that those may be read.
 
     docs/format.md has the rules. An illegal reference is taken for one of an empty
@@ -119,9 +127,7 @@ def find_values(
         raise ValueError("find_values: references must be of a heap")
     count = len(references)
     if {len(env_ids), len(begins), len(nbytes), len(offsets) - 1} != {count}:
-        raise ValueError(
-            "find_values: arrays must have as many numbers as there are references"
-        )
+        raise ValueError("find_values: arrays must have as many numbers as there are references")
     if count and not 0 <= env_ids.min() <= env_ids.max() < len(heap_heads):
         raise ValueError("find_values: environments must exist")
     known = np.ascontiguousarray(references).view(_REFERENCE)
@@ -194,9 +200,7 @@ def read_spans(fd: int, begins: Ids, nbytes: Ids, out: Array, ask: bool, /) -> b
     return _read_all(fd, [span for span in spans if span[1] < span[2]], out, ask)
 
 
-def _read_all(
-    fd: int, fragments: list[tuple[int, int, int]], out: Array, ask: bool
-) -> bool:
+def _read_all(fd: int, fragments: list[tuple[int, int, int]], out: Array, ask: bool) -> bool:
     """Read fragments of a file: of each its offset, and where it goes in `out`."""
     target = out.reshape(-1).view(np.uint8).data
     fragments.sort()
@@ -208,9 +212,7 @@ def _read_all(
         for offset, first, stop in fragments if ask else ():
             for at in range(offset, offset + stop - first, ASKED_NBYTES):
                 os.posix_fadvise(own, at, ASKED_NBYTES, os.POSIX_FADV_WILLNEED)
-        return all(
-            _read(own, target[first:stop], offset) for offset, first, stop in fragments
-        )
+        return all(_read(own, target[first:stop], offset) for offset, first, stop in fragments)
     finally:
         os.close(own)
 

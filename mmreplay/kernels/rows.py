@@ -115,9 +115,7 @@ class PackerKernel(Protocol):
             Its arrays as they are; None if the block is not plain.
         """
 
-    def pack(
-        self, out: Bytes, columns: Mapping[str, Any], first: int, stop: int, /
-    ) -> None:
+    def pack(self, out: Bytes, columns: Mapping[str, Any], first: int, stop: int, /) -> None:
         """Pack rows ``[first, stop)``; bytes of a record without a field stay.
 
         Args:
@@ -130,9 +128,7 @@ class PackerKernel(Protocol):
             ValueError: A field has too few rows, or out is too small.
         """
 
-    def stream(
-        self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /
-    ) -> None:
+    def stream(self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /) -> None:
         """Pack rows that nobody reads soon, past the caches; see `pack`.
 
         Bytes of a record without a field become zeros. All is stored when it returns,
@@ -144,60 +140,104 @@ class RowsKernel(Protocol):
     """What both twins offer."""
 
     def RecordPacker(
-        self, members: tuple[Member, ...], keys: tuple[Key, ...], nbytes: int,
-        num_envs: int, max_nbytes: int, array: type, double: type, /,
-    ) -> PackerKernel:  # fmt: skip
+        self,
+        members: tuple[Member, ...],
+        keys: tuple[Key, ...],
+        nbytes: int,
+        num_envs: int,
+        max_nbytes: int,
+        array: type,
+        double: type,
+        /,
+    ) -> PackerKernel:
         """Make a packer of records of so many bytes; see `RecordPacker`."""
 
     def Slot(
-        self, template: bytes, sequence: int, columns: int, num_envs: int,
-        num_columns: int = 4, /,
-    ) -> SlotKernel:  # fmt: skip
+        self, template: bytes, sequence: int, columns: int, num_envs: int, num_columns: int = 4, /
+    ) -> SlotKernel:
         """Make a slot from a record's bytes; see `Slot`."""
 
     def Append(self, packer: PackerKernel, slot: SlotKernel, /) -> AppendKernel:
         """Make an append that stores steps and publishes them; see `Append`."""
 
     def mark(
-        self, out: Bytes, before: Bytes, terminated: NDArray[np.bool_] | None,
-        truncated: NDArray[np.bool_] | None, final_follows: bool, /,
-    ) -> None:  # fmt: skip
+        self,
+        out: Bytes,
+        before: Bytes,
+        terminated: NDArray[np.bool_] | None,
+        truncated: NDArray[np.bool_] | None,
+        final_follows: bool,
+        /,
+    ) -> None:
         """Give a block its flags; see `mark`."""
 
     def crc32c(self, data: crc.Buffer, before: int = 0, /) -> int:
         """Sum bytes; see `crc32c`."""
 
     def sum_spans(
-        self, data: NDArray[np.uint8], begins: NDArray[np.int64],
-        nbytes: NDArray[np.int64], out: NDArray[np.uint32], /,
-    ) -> None:  # fmt: skip
+        self,
+        data: NDArray[np.uint8],
+        begins: NDArray[np.int64],
+        nbytes: NDArray[np.int64],
+        out: NDArray[np.uint32],
+        /,
+    ) -> None:
         """Sum spans of bytes; see `values.sum_spans`."""
 
     def measure_values(
-        self, cells: tuple[Any, ...], array: type, dtype: Any, inner: tuple[int, ...],
-        maximum: int, kind: int, lengths: NDArray[np.int64],
-        addresses: NDArray[np.int64], /,
-    ) -> bool:  # fmt: skip
+        self,
+        cells: tuple[Any, ...],
+        array: type,
+        dtype: Any,
+        inner: tuple[int, ...],
+        maximum: int,
+        kind: int,
+        lengths: NDArray[np.int64],
+        addresses: NDArray[np.int64],
+        /,
+    ) -> bool:
         """Count the items of plain values; see `values.measure_values`."""
 
     def join_values(self, cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
         """Copy values one after another; see `values.join_values`."""
 
     def pack_values(
-        self, sources: Sources, offsets: tuple[NDArray[np.int64], ...],
-        references: tuple[Any, ...], addresses: tuple[NDArray[np.int64] | None, ...],
-        items: NDArray[np.int64], num_envs: int, first: int, stop: int,
-        heads: NDArray[np.int64], free_until: NDArray[np.int64], size: int,
-        out: NDArray[np.uint8], after: NDArray[np.int64],
-        segments: NDArray[np.int64], /,
-    ) -> tuple[int, int]:  # fmt: skip
+        self,
+        sources: Sources,
+        offsets: tuple[NDArray[np.int64], ...],
+        references: tuple[Any, ...],
+        addresses: tuple[NDArray[np.int64] | None, ...],
+        items: NDArray[np.int64],
+        num_envs: int,
+        first: int,
+        stop: int,
+        heads: NDArray[np.int64],
+        free_until: NDArray[np.int64],
+        size: int,
+        out: NDArray[np.uint8],
+        after: NDArray[np.int64],
+        segments: NDArray[np.int64],
+        /,
+    ) -> tuple[int, int]:
         """Copy values as they will lie in heaps; see `blocks.pack_values`."""
 
     def store_value(
-        self, value: Any, array: Any, dtype: Any, inner: tuple[int, ...], maximum: int,
-        kind: int, head: int, size: int, free_until: int, mapping: Any, near: int,
-        far: int, reference: Any, /,
-    ) -> int:  # fmt: skip
+        self,
+        value: Any,
+        array: Any,
+        dtype: Any,
+        inner: tuple[int, ...],
+        maximum: int,
+        kind: int,
+        head: int,
+        size: int,
+        free_until: int,
+        mapping: Any,
+        near: int,
+        far: int,
+        reference: Any,
+        /,
+    ) -> int:
         """Store a value into a heap's mapping; see `values.store_value`."""
 
 
@@ -205,9 +245,13 @@ crc32c = crc.crc32c
 
 
 def mark(
-    out: Bytes, before: Bytes, terminated: NDArray[np.bool_] | None,
-    truncated: NDArray[np.bool_] | None, final_follows: bool, /,
-) -> None:  # fmt: skip
+    out: Bytes,
+    before: Bytes,
+    terminated: NDArray[np.bool_] | None,
+    truncated: NDArray[np.bool_] | None,
+    final_follows: bool,
+    /,
+) -> None:
     """Give T steps of each environment flags, final rows of their own not counted.
 
     Args:
@@ -224,8 +268,7 @@ def mark(
     envs = before.size
     if envs < 1 or out.size % envs:
         raise ValueError(
-            f"mark: out must hold whole steps of {envs} environments, got {out.size} "
-            "rows"
+            f"mark: out must hold whole steps of {envs} environments, got {out.size} rows"
         )
     flags = out.reshape(-1, envs)
     flags[...] = 0
@@ -378,11 +421,7 @@ class RecordPacker:
                 if not (packed and ordered and contiguous):
                     return -1
                 value = capsule
-            if not (
-                self._plain_array(value, member)
-                if several
-                else self._plain(value, member)
-            ):
+            if not (self._plain_array(value, member) if several else self._plain(value, member)):
                 return -1
             if view is not None:
                 view[...] = value
@@ -432,9 +471,7 @@ class RecordPacker:
             return 0
         return lead[0] if array.dtype == member[1] else 0
 
-    def pack(
-        self, out: Bytes, columns: Mapping[str, Any], first: int, stop: int, /
-    ) -> None:
+    def pack(self, out: Bytes, columns: Mapping[str, Any], first: int, stop: int, /) -> None:
         """See `PackerKernel.pack`."""
         flat, stride = out.reshape(-1), self.stride
         if stride < 1 or not 0 <= first <= stop or flat.size // stride < stop - first:
@@ -450,17 +487,14 @@ class RecordPacker:
             raw: Bytes = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
             if raw.size // nbytes < stop:
                 raise ValueError(
-                    f"pack: {path!r} must have {stop} rows of {nbytes} bytes, got "
-                    f"{raw.size} bytes"
+                    f"pack: {path!r} must have {stop} rows of {nbytes} bytes, got {raw.size} bytes"
                 )
             copied.append((offset, nbytes, raw[first * nbytes : stop * nbytes]))
         records = flat[: (stop - first) * stride].reshape(-1, stride)
         for offset, nbytes, raw in copied:
             records[:, offset : offset + nbytes] = raw.reshape(-1, nbytes)
 
-    def stream(
-        self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /
-    ) -> None:
+    def stream(self, out: memoryview, columns: Mapping[str, Any], first: int, stop: int, /) -> None:
         """See `PackerKernel.stream`."""
         target = np.frombuffer(out, np.uint8)
         target[: (stop - first) * self.stride] = 0

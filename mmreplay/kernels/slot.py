@@ -26,9 +26,15 @@ class SlotKernel(Protocol):
     has_heap: bool
 
     def publish(
-        self, number: int, heads: Array, limits: Array, tails: Array,
-        heap_heads: Array | None = None, heap_tails: Array | None = None, /,
-    ) -> bytearray:  # fmt: skip
+        self,
+        number: int,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        heap_heads: Array | None = None,
+        heap_tails: Array | None = None,
+        /,
+    ) -> bytearray:
         """Put the values and their checksum into `data`, and return it.
 
         Those of the heap only where a record has columns for them.
@@ -39,9 +45,8 @@ class Slot:
     """Encodes publications of some environments; see `SlotKernel`."""
 
     def __init__(
-        self, template: bytes, sequence: int, columns: int, num_envs: int,
-        num_columns: int = 4, /,
-    ) -> None:  # fmt: skip
+        self, template: bytes, sequence: int, columns: int, num_envs: int, num_columns: int = 4, /
+    ) -> None:
         """Begin with one record.
 
         Args:
@@ -59,8 +64,7 @@ class Slot:
         fits = fits and num_columns in (4, 6)
         if not fits or end > len(template) - 4 or any(template[end:-4]):
             raise ValueError(
-                f"Slot: the record must have {num_envs} environments, and zeros up to "
-                "its checksum"
+                f"Slot: the record must have {num_envs} environments, and zeros up to its checksum"
             )
         self.data = bytearray(template)
         self._sequence = sequence
@@ -69,9 +73,15 @@ class Slot:
         self.has_heap = num_columns > HEAP_COLUMN
 
     def publish(
-        self, number: int, heads: Array, limits: Array, tails: Array,
-        heap_heads: Array | None = None, heap_tails: Array | None = None, /,
-    ) -> bytearray:  # fmt: skip
+        self,
+        number: int,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        heap_heads: Array | None = None,
+        heap_tails: Array | None = None,
+        /,
+    ) -> bytearray:
         """See `SlotKernel.publish`."""
         given = [(0, heads), (1, limits), (2, tails)]
         if heap_heads is not None and heap_tails is not None:
@@ -83,8 +93,7 @@ class Slot:
             column = self._columns[which]
             if values.shape != column.shape:
                 raise ValueError(
-                    f"Slot: values must be int64 [{len(column)}], got "
-                    f"{values.nbytes} bytes"
+                    f"Slot: values must be int64 [{len(column)}], got {values.nbytes} bytes"
                 )
             column[...] = values
         struct.pack_into("<Q", self.data, self._sequence, number)

@@ -35,9 +35,7 @@ def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:
     np.random.Generator(philox).random(out=out)
 
 
-def pick(
-    seed: int, step: int, ends: Ids, stops: Ids, env_ids: Ids, positions: Ids, /
-) -> None:
+def pick(seed: int, step: int, ends: Ids, stops: Ids, env_ids: Ids, positions: Ids, /) -> None:
     """Draw rows of some spans, one an environment, each as likely.
 
     Args:
@@ -66,10 +64,22 @@ def pick(
 
 
 def pick_legal(
-    seed: int, step: int, ends: Ids, stops: Ids,
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
-    heads: Ids, after: int, tries: int, env_ids: Ids, positions: Ids, /,
-) -> int:  # fmt: skip
+    seed: int,
+    step: int,
+    ends: Ids,
+    stops: Ids,
+    flags: Bytes,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    verdicts: Bools,
+    heads: Ids,
+    after: int,
+    tries: int,
+    env_ids: Ids,
+    positions: Ids,
+    /,
+) -> int:
     """Pick rows, keep those that are legal, and stop when N are found.
 
     Args:
@@ -99,9 +109,7 @@ def pick_legal(
     some_ids, some = np.empty((2, max(0, tries)), np.int64)
     pick(seed, step, ends, stops, some_ids, some)
     good = np.empty(len(some), bool)
-    legal(
-        flags, slots, num_envs, time_major, verdicts, heads, after, some_ids, some, good
-    )  # fmt: skip
+    legal(flags, slots, num_envs, time_major, verdicts, heads, after, some_ids, some, good)
     chosen = np.flatnonzero(good)[: len(env_ids)]
     env_ids[: len(chosen)] = some_ids[chosen]
     positions[: len(chosen)] = some[chosen]
@@ -109,9 +117,18 @@ def pick_legal(
 
 
 def legal(
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
-    heads: Ids, after: int, env_ids: Ids, positions: Ids, out: Bools, /,
-) -> None:  # fmt: skip
+    flags: Bytes,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    verdicts: Bools,
+    heads: Ids,
+    after: int,
+    env_ids: Ids,
+    positions: Ids,
+    out: Bools,
+    /,
+) -> None:
     """Tell legal starts by their own flags and those of the rows after.
 
     A step is legal if it is no final row, and the verdicts allow it and of each row
@@ -150,15 +167,23 @@ def legal(
         going = good & there & ((later & START) == 0)
         here[active] = later
         active = active[going]
-        _, following = _rows(
-            env_ids, positions + step, slots, num_envs, time_major
-        )  # fmt: skip
+        _, following = _rows(env_ids, positions + step, slots, num_envs, time_major)
 
 
 def all_legal(
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, verdicts: Bools,
-    heads: Ids, after: int, firsts: Ids, stops: Ids, env_ids: Ids, positions: Ids, /,
-) -> bool:  # fmt: skip
+    flags: Bytes,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    verdicts: Bools,
+    heads: Ids,
+    after: int,
+    firsts: Ids,
+    stops: Ids,
+    env_ids: Ids,
+    positions: Ids,
+    /,
+) -> bool:
     """Tell whether steps are legal starts, all of them.
 
     Args:
@@ -180,9 +205,7 @@ def all_legal(
     out = np.ones(len(env_ids), bool)
     fits = len(env_ids) == len(positions) and len(firsts) == len(stops) == num_envs
     none: Ids = np.empty(0, np.int64)
-    legal(
-        flags, slots, num_envs, time_major, verdicts, heads, after, none, none, out[:0]
-    )  # fmt: skip
+    legal(flags, slots, num_envs, time_major, verdicts, heads, after, none, none, out[:0])
     if not fits:
         raise ValueError("all_legal: flags must have every row, and arrays one length")
     if not ((env_ids >= 0) & (env_ids < num_envs)).all():
@@ -191,10 +214,7 @@ def all_legal(
     inside &= (positions >= firsts[env_ids]) & (positions < stops[env_ids])
     if not inside.all():
         return False
-    legal(
-        flags, slots, num_envs, time_major, verdicts, heads, after, env_ids, positions,
-        out,
-    )  # fmt: skip
+    legal(flags, slots, num_envs, time_major, verdicts, heads, after, env_ids, positions, out)
     return bool(out.all())
 
 
@@ -203,9 +223,12 @@ BELOW_ONE = 1.0 - 2.0**-53
 
 
 def divide(
-    fractions: NDArray[np.float64], points: NDArray[np.float64],
-    shares: NDArray[np.float64], counts: Ids, /,
-) -> None:  # fmt: skip
+    fractions: NDArray[np.float64],
+    points: NDArray[np.float64],
+    shares: NDArray[np.float64],
+    counts: Ids,
+    /,
+) -> None:
     """Divide the points of batches between buffers; see `samplers.joint`.
 
     Args:
@@ -228,9 +251,7 @@ def divide(
         or counts.size != num * num_batches
         or not points.size == shares.size == size * num_batches
     ):
-        raise ValueError(
-            "divide: a buffer must have a share, and each batch as many points"
-        )
+        raise ValueError("divide: a buffer must have a share, and each batch as many points")
     edges = np.concatenate([[0.0], np.cumsum(fractions)])
     # The end of the line by its definition: rounding would leave points without one.
     which = np.searchsorted(edges[1:-1], points.reshape(-1), side="right")
@@ -246,9 +267,19 @@ def divide(
 
 
 def locate_rows(
-    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, bits: bytes, bare: bool, rows: Ids, ends: Bools, /,
-) -> None:  # fmt: skip
+    flags: Bytes,
+    env_ids: Ids,
+    positions: Ids,
+    heads: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    bits: bytes,
+    bare: bool,
+    rows: Ids,
+    ends: Bools,
+    /,
+) -> None:
     """Find the rows of steps, of those after if rows has two columns, and how they end.
 
     Args:
@@ -272,9 +303,7 @@ def locate_rows(
     fits = count == len(positions) and len(heads) == num_envs
     fits &= rows.size in (count, 2 * count) and ends.size == len(bits) * count
     if not fits or len(flags) != slots * num_envs:
-        raise ValueError(
-            "locate_rows: flags must have every row, and arrays one length"
-        )
+        raise ValueError("locate_rows: flags must have every row, and arrays one length")
     first, following = _rows(env_ids, positions, slots, num_envs, time_major)
     here = flags.take(first)
     for kind, bit in enumerate(bits):
@@ -292,10 +321,18 @@ def locate_rows(
 
 
 def store(
-    column: NDArray[np.float32], env_ids: Ids, positions: Ids,
-    numbers: NDArray[np.float32], firsts: Ids, stops: Ids, slots: int, num_envs: int,
-    time_major: bool, rows: Ids, /,
-) -> bool:  # fmt: skip
+    column: NDArray[np.float32],
+    env_ids: Ids,
+    positions: Ids,
+    numbers: NDArray[np.float32],
+    firsts: Ids,
+    stops: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    rows: Ids,
+    /,
+) -> bool:
     """Store a number for each of some steps, if all are alive and all are proper.
 
     Args:
@@ -332,11 +369,22 @@ def store(
 
 
 def take(
-    records: NDArray[np.generic], stride: int,
-    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, bits: bytes, bare: bool, out: NDArray[np.generic], ends: Bools,
-    waits: bool, /,
-) -> None:  # fmt: skip
+    records: NDArray[np.generic],
+    stride: int,
+    flags: Bytes,
+    env_ids: Ids,
+    positions: Ids,
+    heads: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    bits: bytes,
+    bare: bool,
+    out: NDArray[np.generic],
+    ends: Bools,
+    waits: bool,
+    /,
+) -> None:
     """Find rows of steps, and copy their records, and those after if out has space.
 
     Args:
@@ -370,17 +418,15 @@ def take(
         raise ValueError("take: records must have every row, and out must hold all")
     rows = np.empty(count if num_records == count else (count, 2), np.int64)
     locate_rows(
-        flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
-        rows, ends,
-    )  # fmt: skip
+        flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare, rows, ends
+    )
     values = records.view(np.uint8).reshape(-1, stride)[rows.reshape(-1)]
     out.reshape(-1).view(np.uint8)[:] = values.reshape(-1)
 
 
 def split(
-    records: NDArray[np.generic], stride: int, first: int, count: int, copied: Ids,
-    out: Bytes, /,
-) -> None:  # fmt: skip
+    records: NDArray[np.generic], stride: int, first: int, count: int, copied: Ids, out: Bytes, /
+) -> None:
     """Copy fields of records that lie one after another, each into a column.
 
     Args:
@@ -396,9 +442,7 @@ def split(
         ValueError: There are no such rows or fields, or a column ends outside.
     """
     num_rows = records.nbytes // stride if stride > 0 else -1
-    fits = (
-        0 <= first <= first + count <= num_rows and count >= 0 and copied.size % 3 == 0
-    )
+    fits = 0 <= first <= first + count <= num_rows and count >= 0 and copied.size % 3 == 0
     fields = copied.reshape(-1, 3).tolist() if fits else []
     for offset, nbytes, start in fields:
         fits &= offset >= 0 and 1 <= nbytes <= stride - offset
@@ -413,10 +457,21 @@ def split(
 
 
 def fold_steps(
-    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, before: int, steps: int, columns: Ids, marks: Ids, out: Ids,
-    ends: Bools, /,
-) -> None:  # fmt: skip
+    flags: Bytes,
+    env_ids: Ids,
+    positions: Ids,
+    heads: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    before: int,
+    steps: int,
+    columns: Ids,
+    marks: Ids,
+    out: Ids,
+    ends: Bools,
+    /,
+) -> None:
     """Find how far steps are folded, and rows around them, by flags.
 
     A step is folded with those after it up to the first that ends its episode, `steps`
@@ -455,11 +510,7 @@ def fold_steps(
     fits = columns.size % 6 == marks.size % 5 == 0 and count == len(positions)
     table = columns.reshape(-1, 6).tolist() if fits else []
     kinds = marks.reshape(-1, 5).tolist() if fits else []
-    fits &= (
-        len(heads) == num_envs
-        and len(flags) == slots * num_envs
-        and 0 <= before < slots
-    )
+    fits &= len(heads) == num_envs and len(flags) == slots * num_envs and 0 <= before < slots
     fits &= 1 <= steps < slots and out.size == (3 + width) * count
     fits &= ends.size == (1 + len(kinds)) * count
     for ahead, back, _, start, wide, at in table:
@@ -470,8 +521,7 @@ def fold_steps(
         fits &= 0 <= at < wide and 0 <= start <= len(kinds) - wide
     if not fits:
         raise ValueError(
-            "fold_steps: flags must have every row, the ring the window, and out all "
-            "steps"
+            "fold_steps: flags must have every row, the ring the window, and out all steps"
         )
     if count and positions.max() > np.iinfo(np.int64).max - steps - 1:
         raise ValueError("fold_steps: positions must leave numbers for the steps after")
@@ -494,9 +544,7 @@ def fold_steps(
     last, here = np.zeros(count, np.int64), look(positions)[1]
     after, open_ = look(positions + 1)[1], np.ones(count, bool)
     for distance in range(1, steps):
-        open_ &= ((here & (TERMINATED | TRUNCATED)) == 0) & (
-            (after & (START | FINAL)) == 0
-        )
+        open_ &= ((here & (TERMINATED | TRUNCATED)) == 0) & ((after & (START | FINAL)) == 0)
         if not open_.any():
             break
         following = look(positions + distance + 1)[1]
@@ -525,9 +573,15 @@ def fold_steps(
 
 
 def columns(
-    records: NDArray[np.generic], stride: int, rows: Ids, count: int, copied: Ids,
-    out: Bytes, waits: bool, /,
-) -> None:  # fmt: skip
+    records: NDArray[np.generic],
+    stride: int,
+    rows: Ids,
+    count: int,
+    copied: Ids,
+    out: Bytes,
+    waits: bool,
+    /,
+) -> None:
     """Copy fields of records that lie anywhere, each into a column.
 
     Args:
@@ -553,9 +607,7 @@ def columns(
         fits &= start >= 0 and width >= 1 and (start + width) * count <= len(rows)
         fits &= 0 <= start_at <= out.nbytes - count * width * nbytes
     if not fits:
-        raise ValueError(
-            "columns: fields must be in the records, and out must hold all"
-        )
+        raise ValueError("columns: fields must be in the records, and out must hold all")
     if len(rows) and not 0 <= rows.min() <= rows.max() < records.nbytes // stride:
         raise ValueError("columns: rows must be in the ring")
     table, flat = records.view(np.uint8).reshape(-1, stride), out.reshape(-1)
@@ -566,9 +618,15 @@ def columns(
 
 
 def weighted_sums(
-    positions: Ids, last: Ids, powers: NDArray[np.float64],
-    values: NDArray[np.generic], wide: int, out: NDArray[np.generic], wide_out: int, /,
-) -> None:  # fmt: skip
+    positions: Ids,
+    last: Ids,
+    powers: NDArray[np.float64],
+    values: NDArray[np.generic],
+    wide: int,
+    out: NDArray[np.generic],
+    wide_out: int,
+    /,
+) -> None:
     """Sum rewards of steps that are folded, one after the other, in float64.
 
     Args:
@@ -588,19 +646,12 @@ def weighted_sums(
     if fits and (count or out.nbytes or values.nbytes):
         num_sums = out.nbytes // wide_out
         fits = out.nbytes % wide_out == values.nbytes % wide == 0 < count
-        fits = (
-            fits
-            and num_sums % count == 0
-            and values.nbytes // wide == num_sums * num_steps
-        )
+        fits = fits and num_sums % count == 0 and values.nbytes // wide == num_sums * num_steps
     if not fits:
         raise ValueError(
             "weighted_sums: each folded step must have a number, and out must hold all"
         )
-    if (
-        count
-        and not 0 <= (last - positions).min() <= (last - positions).max() < num_steps
-    ):
+    if count and not 0 <= (last - positions).min() <= (last - positions).max() < num_steps:
         raise ValueError("weighted_sums: last steps must be among the folded ones")
     if not count:
         return
@@ -614,9 +665,13 @@ def weighted_sums(
 
 
 def discounts(
-    positions: Ids, last: Ids, powers: NDArray[np.float64], terminated: Bools,
-    out: NDArray[np.float32], /,
-) -> None:  # fmt: skip
+    positions: Ids,
+    last: Ids,
+    powers: NDArray[np.float64],
+    terminated: Bools,
+    out: NDArray[np.float32],
+    /,
+) -> None:
     """What to multiply the value of what follows folded steps with.
 
     Args:
@@ -638,12 +693,29 @@ def discounts(
 
 
 def fold_fields(
-    records: NDArray[np.generic], stride: int,
-    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, before: int, steps: int, columns: Ids, marks: Ids, out: Ids,
-    ends: Bools, copied: Ids, summed: Ids, powers: NDArray[np.float64], discount: int,
-    fields: Bytes, waits: bool, /,
-) -> None:  # fmt: skip
+    records: NDArray[np.generic],
+    stride: int,
+    flags: Bytes,
+    env_ids: Ids,
+    positions: Ids,
+    heads: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    before: int,
+    steps: int,
+    columns: Ids,
+    marks: Ids,
+    out: Ids,
+    ends: Bools,
+    copied: Ids,
+    summed: Ids,
+    powers: NDArray[np.float64],
+    discount: int,
+    fields: Bytes,
+    waits: bool,
+    /,
+) -> None:
     """Fold steps, copy fields of the rows around them, and sum their rewards.
 
     The result is that of `fold_steps`, `columns`, `weighted_sums` and `discounts`, one
@@ -698,9 +770,20 @@ def fold_fields(
     if not fits or discount > fields.nbytes - 4 * count:
         raise ValueError("fold_fields: fields and out must have every row")
     fold_steps(
-        flags, env_ids, positions, heads, slots, num_envs, time_major, before, steps,
-        columns, marks, out, ends,
-    )  # fmt: skip
+        flags,
+        env_ids,
+        positions,
+        heads,
+        slots,
+        num_envs,
+        time_major,
+        before,
+        steps,
+        columns,
+        marks,
+        out,
+        ends,
+    )
     located = out.reshape(3 + width, count)
     table, flat = records.view(np.uint8).reshape(-1, stride), fields.reshape(-1)
     for offset, nbytes, start, wide, start_at in copies:
@@ -722,11 +805,24 @@ def fold_fields(
 
 
 def take_fields(
-    records: NDArray[np.generic], stride: int,
-    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, bits: bytes, bare: bool, wide: int, copied: Ids, out: Bytes,
-    ends: Bools, waits: bool, /,
-) -> None:  # fmt: skip
+    records: NDArray[np.generic],
+    stride: int,
+    flags: Bytes,
+    env_ids: Ids,
+    positions: Ids,
+    heads: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    bits: bytes,
+    bare: bool,
+    wide: int,
+    copied: Ids,
+    out: Bytes,
+    ends: Bools,
+    waits: bool,
+    /,
+) -> None:
     """Place steps, and copy fields of their records, and of those after, into columns.
 
     Args:
@@ -761,17 +857,25 @@ def take_fields(
     count = len(env_ids)
     rows = np.empty(count if wide == 1 else (count, 2), np.int64)
     locate_rows(
-        flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
-        rows, ends,
-    )  # fmt: skip
+        flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare, rows, ends
+    )
     whose = np.ascontiguousarray(rows.reshape(count, wide).T)
     columns(records, stride, whose, count, copied, out, waits)
 
 
 def locate(
-    queues: Ids, firsts: Ids, stops: Ids, alive: Ids, seen: Ids, newest: Bytes,
-    env_ids: Ids, positions: Ids, begin: Ids, end: Ids, /,
-) -> None:  # fmt: skip
+    queues: Ids,
+    firsts: Ids,
+    stops: Ids,
+    alive: Ids,
+    seen: Ids,
+    newest: Bytes,
+    env_ids: Ids,
+    positions: Ids,
+    begin: Ids,
+    end: Ids,
+    /,
+) -> None:
     """Find the episodes that hold steps.
 
     Args:
@@ -804,17 +908,21 @@ def locate(
             raise ValueError("locate: queues must be within their array")
         here = np.flatnonzero(env_ids == env_id)
         after = np.searchsorted(starts[first:stop], positions[here], "right") + first
-        begin[here] = np.where(
-            after > first, starts.take(after - 1, mode="clip"), alive[env_id]
-        )
+        begin[here] = np.where(after > first, starts.take(after - 1, mode="clip"), alive[env_id])
         last = seen[env_id] - ((newest[env_id] & FINAL) != 0)
         end[here] = np.where(after < stop, closed.take(after, mode="clip"), last)
 
 
 def known(
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, heads: Ids,
-    env_ids: Ids, ends: Ids, /,
-) -> None:  # fmt: skip
+    flags: Bytes,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    heads: Ids,
+    env_ids: Ids,
+    ends: Ids,
+    /,
+) -> None:
     """Leave out last steps whose next observation is not known.
 
     Args:
@@ -838,9 +946,19 @@ def known(
 
 
 def hindsight(
-    key: int, stream: int, ratio: float, kind: int, begins: Ids, stops: Ids,
-    starts: Ids, lasts: Ids, chosen: Bools, rows: Ids, later: Ids, /,
-) -> None:  # fmt: skip
+    key: int,
+    stream: int,
+    ratio: float,
+    kind: int,
+    begins: Ids,
+    stops: Ids,
+    starts: Ids,
+    lasts: Ids,
+    chosen: Bools,
+    rows: Ids,
+    later: Ids,
+    /,
+) -> None:
     """Draw which steps get another goal, and the steps that give it.
 
     Args:
@@ -910,9 +1028,15 @@ def _share_of(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
 
 
 def locate_positions(
-    rows: Ids, stops: Ids, slots: int, num_envs: int, time_major: bool,
-    env_ids: Ids, positions: Ids, /,
-) -> None:  # fmt: skip
+    rows: Ids,
+    stops: Ids,
+    slots: int,
+    num_envs: int,
+    time_major: bool,
+    env_ids: Ids,
+    positions: Ids,
+    /,
+) -> None:
     """Find what lies in rows: for each the newest position below its stop.
 
     Args:

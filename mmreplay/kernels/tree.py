@@ -45,19 +45,11 @@ class TreeKernel(Protocol):
     ) -> int:
         """Write leaves ``[B]``, the last of equals, and what is above them."""
 
-    def get_leaves(
-        self, nodes: Floats, capacity: int, indices: Indices, out: Floats, /
-    ) -> int:
+    def get_leaves(self, nodes: Floats, capacity: int, indices: Indices, out: Floats, /) -> int:
         """Read leaves, of any shape, into out."""
 
     def find_leaves(
-        self,
-        nodes: Floats,
-        capacity: int,
-        sums: Floats,
-        indices: Indices,
-        values: Floats,
-        /,
+        self, nodes: Floats, capacity: int, sums: Floats, indices: Indices, values: Floats, /
     ) -> int:
         """Find where prefix sums ``[B]`` fall; write leaf numbers and values."""
 
@@ -116,9 +108,15 @@ def num_nodes(capacity: int) -> int:
 
 
 def set_leaves(
-    nodes: Floats, capacity: int, op: int, low: float, high: float,
-    indices: Indices, values: Floats, /,
-) -> int:  # fmt: skip
+    nodes: Floats,
+    capacity: int,
+    op: int,
+    low: float,
+    high: float,
+    indices: Indices,
+    values: Floats,
+    /,
+) -> int:
     """Write leaves, and afresh every node above them.
 
     Args:
@@ -210,9 +208,15 @@ def find_leaves(
 
 
 def draw_leaves(
-    nodes: Floats, capacity: int, shares: Floats, stratified: bool, scale: float,
-    indices: Indices, ratios: Floats, /,
-) -> int:  # fmt: skip
+    nodes: Floats,
+    capacity: int,
+    shares: Floats,
+    stratified: bool,
+    scale: float,
+    indices: Indices,
+    ratios: Floats,
+    /,
+) -> int:
     """Find the leaves that shares of the total fall on.
 
     Args:
@@ -246,9 +250,14 @@ def draw_leaves(
 
 
 def add_to_open(
-    nodes: Floats, capacity: int, indices: Indices, numbers: NDArray[np.float32],
-    more: float, out: Floats, /,
-) -> bool:  # fmt: skip
+    nodes: Floats,
+    capacity: int,
+    indices: Indices,
+    numbers: NDArray[np.float32],
+    more: float,
+    out: Floats,
+    /,
+) -> bool:
     """Look up a number for each of some leaves, if all of them are above 0.
 
     Args:
@@ -303,9 +312,7 @@ def rebuild(nodes: Floats, capacity: int, op: int, /) -> None:
         below = offset
 
 
-def _choose(
-    nodes: Floats, first: Indices, rest: Floats
-) -> tuple[Indices, Floats, Floats]:
+def _choose(nodes: Floats, first: Indices, rest: Floats) -> tuple[Indices, Floats, Floats]:
     """Descend one level.
 
     Args:

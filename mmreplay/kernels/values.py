@@ -35,20 +35,23 @@ def sum_spans(
         fits = bool(((nbytes >= 0) & (begins >= 0) & (begins <= there)).all())
         fits = fits and bool((nbytes <= there - begins).all())
     if not fits:
-        raise ValueError(
-            "sum_spans: spans must lie inside of data, and out must hold their sums"
-        )
+        raise ValueError("sum_spans: spans must lie inside of data, and out must hold their sums")
     view = data.data.cast("B")
-    for at, (begin, size) in enumerate(
-        zip(begins.tolist(), nbytes.tolist(), strict=True)
-    ):
+    for at, (begin, size) in enumerate(zip(begins.tolist(), nbytes.tolist(), strict=True)):
         out[at] = crc32c(view[begin : begin + size]) if size else 0
 
 
 def measure_values(
-    cells: tuple[Any, ...], array: Any, dtype: Any, inner: tuple[int, ...],
-    maximum: int, kind: int, lengths: Ids, addresses: Ids, /,
-) -> bool:  # fmt: skip
+    cells: tuple[Any, ...],
+    array: Any,
+    dtype: Any,
+    inner: tuple[int, ...],
+    maximum: int,
+    kind: int,
+    lengths: Ids,
+    addresses: Ids,
+    /,
+) -> bool:
     """Count the items of values, if each is stored as it is.
 
     Args:
@@ -70,9 +73,7 @@ def measure_values(
         ValueError: Lengths or addresses are of another number of values.
     """
     if len(lengths) != len(cells) or len(addresses) != len(cells):
-        raise ValueError(
-            f"measure_values: lengths and addresses must be int64 [{len(cells)}]"
-        )
+        raise ValueError(f"measure_values: lengths and addresses must be int64 [{len(cells)}]")
     for at, cell in enumerate(cells):
         items = _items_of(cell, array, dtype, inner, maximum, kind)
         if items < 0:
@@ -136,10 +137,21 @@ def join_values(cells: Sequence[Any], out: NDArray[np.uint8], /) -> None:
 
 
 def store_value(
-    value: Any, array: Any, dtype: Any, inner: tuple[int, ...], maximum: int, kind: int,
-    head: int, size: int, free_until: int, mapping: Any, near: int, far: int,
-    reference: Any, /,
-) -> int:  # fmt: skip
+    value: Any,
+    array: Any,
+    dtype: Any,
+    inner: tuple[int, ...],
+    maximum: int,
+    kind: int,
+    head: int,
+    size: int,
+    free_until: int,
+    mapping: Any,
+    near: int,
+    far: int,
+    reference: Any,
+    /,
+) -> int:
     """Store a value of the only environment into a heap's mapping.
 
     Args:

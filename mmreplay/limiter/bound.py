@@ -54,18 +54,12 @@ class BoundLimit:
     """A limiter bound to a buffer, as one process uses it; see `Limit`."""
 
     def __init__(
-        self,
-        limiter: RateLimiter,
-        folder: Path,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, limiter: RateLimiter, folder: Path, count: Count, left_out: LeftOut | None = None
     ) -> None:
         self._limiter = limiter
         self._folder = folder
         self._rows, self._left_out = count, left_out
-        self._owner = ProcessGuard(
-            "this limiter was bound", "Open the buffer again in the child"
-        )
+        self._owner = ProcessGuard("this limiter was bound", "Open the buffer again in the child")
         # Never held while waiting. A signal's handler may close what it interrupts.
         self._lock = threading.RLock()
         self._closed = False
@@ -211,8 +205,7 @@ class BoundLimit:
                 self._drawn, self._learner = _read(file), file
                 return file
         raise FailedError(
-            f"{self._folder} already has {len(LEARNERS)} learners, the most it can "
-            "have. Close one."
+            f"{self._folder} already has {len(LEARNERS)} learners, the most it can have. Close one."
         )
 
     def _learners(self) -> set[str]:
@@ -264,9 +257,7 @@ class BoundLimit:
         if not allows(*now) and limiter.on_timeout == "raise":
             raise self._starved(side, now, alone)
 
-    def _starved(
-        self, side: Side, now: tuple[int, int, int], alone: bool
-    ) -> StarvedError:
+    def _starved(self, side: Side, now: tuple[int, int, int], alone: bool) -> StarvedError:
         what = "a learner to draw" if side == "insert" else "the writer to add"
         why = "none is running"
         if not alone:

@@ -63,11 +63,7 @@ class RateCounter:
         self._limiter().check(folder, capacity)
 
     def bind(
-        self,
-        folder: Path | None,
-        capacity: int,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, folder: Path | None, capacity: int, count: Count, left_out: LeftOut | None = None
     ) -> BoundCounter:
         """Count for a buffer; see `Limiter.bind`.
 

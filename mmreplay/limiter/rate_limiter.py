@@ -73,9 +73,7 @@ class RateLimiter:
         Raises:
             SchemaError: A value is not legal, or could block both sides.
         """
-        values = (
-            samples_per_insert, min_size, error_buffer, timeout, patience, on_timeout,
-        )  # fmt: skip
+        values = (samples_per_insert, min_size, error_buffer, timeout, patience, on_timeout)
         for each, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, each.name, value)
         self._check()
@@ -118,10 +116,7 @@ class RateLimiter:
     @property
     def settings(self) -> tuple[float, int, float]:
         """What must be equal on both sides."""
-        return (
-            float(self.samples_per_insert), int(self.min_size),
-            float(self.error_buffer),
-        )  # fmt: skip
+        return (float(self.samples_per_insert), int(self.min_size), float(self.error_buffer))
 
     def allows_insert(self, inserts: int, samples: int, size: int) -> bool:
         """Whether one more row may be written.
@@ -148,9 +143,7 @@ class RateLimiter:
             return False
         ratio, min_size, error = self.settings
         # Of a product that is infinite too the difference would be none.
-        return error == math.inf or (
-            ratio * inserts - (samples + 1) >= ratio * min_size - error
-        )
+        return error == math.inf or (ratio * inserts - (samples + 1) >= ratio * min_size - error)
 
     def check(self, folder: object, capacity: int) -> None:
         """Refuse a buffer that it does not fit; see `Limiter.check`.
@@ -170,11 +163,7 @@ class RateLimiter:
             )
 
     def bind(
-        self,
-        folder: Path | None,
-        capacity: int,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, folder: Path | None, capacity: int, count: Count, left_out: LeftOut | None = None
     ) -> BoundLimit:
         """Apply it to a buffer; see `Limiter.bind`.
 

@@ -180,10 +180,12 @@ class ReplayDataset(Dataset[Any]):
             policy = self._policy
             self._use(
                 ReplayBuffer.open(
-                    self._path, transforms=self._transforms,
-                    read_mode=policy.read_mode, advise=policy.advise,
+                    self._path,
+                    transforms=self._transforms,
+                    read_mode=policy.read_mode,
+                    advise=policy.advise,
                 )
-            )  # fmt: skip
+            )
         assert self._buffer is not None
         return self._buffer
 
@@ -202,11 +204,7 @@ class ReplayDataset(Dataset[Any]):
         """Return what a spawned worker needs: path, transforms and read policy."""
         if self._path is None:
             raise _in_ram()
-        return {
-            "path": self._path,
-            "transforms": self._transforms,
-            "policy": self._policy,
-        }
+        return {"path": self._path, "transforms": self._transforms, "policy": self._policy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the path; the buffer is opened when it is first used."""
@@ -259,9 +257,7 @@ class ReplayDataset(Dataset[Any]):
             return []
         return _rows(self._take(lambda: self._at(ranks, strict=False)))
 
-    def draws(
-        self, sampler: Sampler, batch_size: int, num_batches: int | None = None
-    ) -> Draws:
+    def draws(self, sampler: Sampler, batch_size: int, num_batches: int | None = None) -> Draws:
         """Return draws for a DataLoader's ``sampler`` or ``batch_sampler``.
 
         Args:
@@ -355,9 +351,7 @@ class ReplayDataset(Dataset[Any]):
                     raise
                 continue
             fields = {
-                path: array.copy()
-                if isinstance(array, Ragged)
-                else np.ascontiguousarray(array)
+                path: array.copy() if isinstance(array, Ragged) else np.ascontiguousarray(array)
                 for path, array in batch.fields.items()
             }
             return replace(batch, fields=fields)
@@ -381,11 +375,7 @@ def _overwritten(view: GenerationReader, draw: Draw) -> NDArray[np.bool_]:
 def _ranks(indices: Sequence[int]) -> Ids:
     drawn = any(isinstance(index, Draw) for index in indices)
     ranks = None if drawn else np.asarray(indices)
-    if (
-        ranks is None
-        or ranks.ndim != 1
-        or (ranks.size and ranks.dtype.kind not in "iu")
-    ):
+    if ranks is None or ranks.ndim != 1 or (ranks.size and ranks.dtype.kind not in "iu"):
         kind = "a list of Draws" if drawn else type(indices[0]).__name__
         raise SchemaError(
             f"index must be an integer or a Draw, got {kind}. Pass draws as sampler "
@@ -404,10 +394,7 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
         else array.unbind(0)
         for path, array in batch.torch().fields.items()
     }
-    return [
-        unflatten({path: column[row] for path, column in columns.items()})
-        for row in count
-    ]
+    return [unflatten({path: column[row] for path, column in columns.items()}) for row in count]
 
 
 def _in_ram() -> SchemaError:

@@ -90,9 +90,7 @@ def sender_of(
 class ToCpu:
     """Hands over the arrays as tensors, without a copy."""
 
-    def __init__(
-        self, max_arrays: int, pool_type: type[BufferPool] = BufferPool
-    ) -> None:
+    def __init__(self, max_arrays: int, pool_type: type[BufferPool] = BufferPool) -> None:
         self.pool = pool_type(max_arrays, MAX_SHAPES, NO_LIMIT)
 
     def send(self, batch: Batch) -> Batch:
@@ -148,9 +146,7 @@ class ToCuda:
         tensors = {name: tensors[name] for name in arrays}
         return with_tensors(batch, tensors), event, list(copies.values())
 
-    def _begin(
-        self, sources: dict[str, Array]
-    ) -> tuple[dict[str, torch.Tensor], torch.cuda.Event]:
+    def _begin(self, sources: dict[str, Array]) -> tuple[dict[str, torch.Tensor], torch.cuda.Event]:
         """Queue the copies of arrays, and an event after them."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             copies = {
@@ -186,9 +182,7 @@ class ToCuda:
             while copying and copying[0][0].query():  # type: ignore[no-untyped-call]
                 copying.popleft()
 
-    def receive(
-        self, sent: tuple[Batch, torch.cuda.Event, list[torch.Tensor]]
-    ) -> Batch:
+    def receive(self, sent: tuple[Batch, torch.cuda.Event, list[torch.Tensor]]) -> Batch:
         """Have the learner's current stream wait for the copies."""
         batch, event, tensors = sent
         stream = torch.cuda.current_stream(self._device)
@@ -210,9 +204,7 @@ class ToCuda:
 def pinned(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """Return an array in pinned memory, whose content means nothing."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    tensor = torch.empty(
-        max(1, nbytes), dtype=torch.uint8, device="cpu", pin_memory=True
-    )
+    tensor = torch.empty(max(1, nbytes), dtype=torch.uint8, device="cpu", pin_memory=True)
     return array_over(tensor, shape, dtype)
 
 
@@ -221,9 +213,7 @@ def is_pinned(array: Array) -> bool:
     return torch.from_numpy(array).is_pinned()
 
 
-def array_over(
-    tensor: torch.Tensor, shape: tuple[int, ...], dtype: np.dtype[np.generic]
-) -> Array:
+def array_over(tensor: torch.Tensor, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """Return an array of any dtype in a tensor's memory, on the CPU.
 
     Its base is a ctypes object. With an array as its base, views of this array would

@@ -19,13 +19,7 @@ from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.reader import ReplacedError
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import (
-    Draw,
-    Sampler,
-    State,
-    checked,
-    traits_of,
-)
+from mmreplay.samplers.base import Draw, Sampler, State, checked, traits_of
 from mmreplay.samplers.holding import all_or_nothing
 
 if TYPE_CHECKING:
@@ -64,11 +58,7 @@ class Draws:
     """
 
     def __init__(
-        self,
-        dataset: ReplayDataset,
-        sampler: Sampler,
-        batch_size: int,
-        num_batches: int | None,
+        self, dataset: ReplayDataset, sampler: Sampler, batch_size: int, num_batches: int | None
     ) -> None:
         """Make the draws of `ReplayDataset.draws`."""
         check_counts(batch_size, num_batches)
@@ -101,9 +91,7 @@ class Draws:
             view = self._dataset.buffer.view
             # One lock for the look and the draw: another thread may draw, too.
             with view.lock:
-                if epochs and (
-                    sampler.epoch != epoch or not sampler.more(view, self._batch_size)
-                ):
+                if epochs and (sampler.epoch != epoch or not sampler.more(view, self._batch_size)):
                     return
                 draw = self.another()
             done += 1
@@ -197,8 +185,7 @@ class Draws:
                 view = self._dataset.buffer.view
                 return self._sampler.num_batches(view, self._batch_size)
             raise TypeError(
-                "draws without num_batches have no length. Pass num_batches to "
-                "dataset.draws."
+                "draws without num_batches have no length. Pass num_batches to dataset.draws."
             )
         return self._num_batches
 

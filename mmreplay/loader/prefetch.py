@@ -252,9 +252,7 @@ class ReadAheadBudget:
         batches = tuple(drawn)
         return sum([b.nbytes for b in batches if b.requested and not b.done])
 
-    def request(
-        self, drawn: deque[PendingBatch], ungathered: deque[PendingBatch]
-    ) -> None:
+    def request(self, drawn: deque[PendingBatch], ungathered: deque[PendingBatch]) -> None:
         """Ask for the oldest batches that were not asked for yet.
 
         Args:
@@ -534,12 +532,7 @@ class Prefetcher:
         try:
             with self._lock, self._pool:
                 self._in_draw = pending
-                if (
-                    not self._draws_on
-                    or self._drawn
-                    or self._failed is not None
-                    or self._stopping
-                ):
+                if not self._draws_on or self._drawn or self._failed is not None or self._stopping:
                     return None
                 self._budget.skips -= 1
                 try:
@@ -719,9 +712,12 @@ class Prefetcher:
             # Said before the look: a learner that takes a batch meanwhile wakes it.
             self._num_idle += 1
             while (
-                self._draws_on and not self._timing.quick and not self._stopping
-                and self._failed is None and len(self._drawn) < self._prefetch
-            ):  # fmt: skip
+                self._draws_on
+                and not self._timing.quick
+                and not self._stopping
+                and self._failed is None
+                and len(self._drawn) < self._prefetch
+            ):
                 self._draw()
             # What fails here fails in the gather as well, which raises it.
             with suppress(Exception):
@@ -762,9 +758,7 @@ class Prefetcher:
         finally:
             self._in_draw = None
 
-    def _gather(
-        self, pending: PendingBatch, caught: type[BaseException] = BaseException
-    ) -> None:
+    def _gather(self, pending: PendingBatch, caught: type[BaseException] = BaseException) -> None:
         """Gather a batch and mark it done, with its result or what was caught."""
         # Without the loader's lock: any number of threads gather at a time.
         began = perf_counter()

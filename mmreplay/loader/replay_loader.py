@@ -161,9 +161,7 @@ class ReplayLoader:
                 less than `prefetch.QUICK_S` counts as that.
             says_end: See `Prefetcher`.
         """
-        self._batch_size = integer(
-            "batch_size", batch_size, 1, "Pass a number of steps."
-        )
+        self._batch_size = integer("batch_size", batch_size, 1, "Pass a number of steps.")
         self.prefetch = integer(
             "prefetch", prefetch, 1, "Pass a number of batches.", maximum=MAX_PREFETCH
         )
@@ -187,14 +185,19 @@ class ReplayLoader:
         self._sender: Sender = sender_of(device, max_arrays, pool_type)
         self._source = source_of(self._sender.pool)
         self._work = Prefetcher(
-            self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
-            self._sender.pool, self._sender.send, max_gathering, quick_s,
+            self._source,
+            self._batch_size,
+            self.prefetch,
+            read_ahead_nbytes,
+            self._sender.pool,
+            self._sender.send,
+            max_gathering,
+            quick_s,
             says_end,
-        )  # fmt: skip
+        )
         self._workers: list[Worker[None]] = []
         self._owner = ProcessGuard(
-            "this ReplayLoader was made",
-            "Create a loader in the child, over a buffer opened there",
+            "this ReplayLoader was made", "Create a loader in the child, over a buffer opened there"
         )
         self._begun = self._closed = False
         # Threads refer to the work and not to the loader, so that a dropped one ends.
@@ -287,9 +290,7 @@ class ReplayLoader:
     def _check(self) -> None:
         self._owner.check()
         if self._closed:
-            raise FailedError(
-                "ReplayLoader: this loader is closed. Create another one."
-            )
+            raise FailedError("ReplayLoader: this loader is closed. Create another one.")
 
     def __len__(self) -> int:
         """Batches of a whole epoch.
@@ -346,9 +347,11 @@ class ReplayLoader:
                 "returned, unchanged."
             )
         at_end = flag(
-            "loader state: at_end", state.get("at_end", False),
-            "Pass what state_dict returned, unchanged.", error=FormatError,
-        )  # fmt: skip
+            "loader state: at_end",
+            state.get("at_end", False),
+            "Pass what state_dict returned, unchanged.",
+            error=FormatError,
+        )
         self._check()
         if self._work.owned_by_thread() or not self._stop():
             raise FailedError(

@@ -136,9 +136,7 @@ def check_several(concat: object) -> None:
 class ConcatDraws:
     """Draws of several buffers, made in the main process, one a batch."""
 
-    def __init__(
-        self, concat: Concat, batch_size: int, num_batches: int | None
-    ) -> None:
+    def __init__(self, concat: Concat, batch_size: int, num_batches: int | None) -> None:
         """Make the draws of `ConcatDataset.draws`."""
         check_counts(batch_size, num_batches)
         self._concat = concat
@@ -210,8 +208,7 @@ class ConcatDraws:
         """
         if self._num_batches is None:
             raise TypeError(
-                "draws without num_batches have no length. Pass num_batches to "
-                "dataset.draws."
+                "draws without num_batches have no length. Pass num_batches to dataset.draws."
             )
         return self._num_batches
 

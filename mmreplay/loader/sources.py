@@ -71,8 +71,7 @@ def calls_user_functions(buffer: ReplayBuffer | Concat) -> bool:
     """Whether a transform calls the user's functions, which may not be thread-safe."""
     buffers = buffer.buffers if isinstance(buffer, Concat) else (buffer,)
     return any(
-        isinstance(transform, Apply | HER)
-        or not type(transform).__module__.startswith("mmreplay.")
+        isinstance(transform, Apply | HER) or not type(transform).__module__.startswith("mmreplay.")
         for one in buffers
         for transform in one.transforms
     )
@@ -340,9 +339,7 @@ class ConcatSource:
         concat = self._concat
         with concat.lock:
             pending.state = concat.state_dict()
-            pending.shares = pending.claims.call(
-                concat.each, count, self._draw_share, tuple
-            )
+            pending.shares = pending.claims.call(concat.each, count, self._draw_share, tuple)
         return True
 
     def _draw_share(
@@ -366,9 +363,7 @@ class ConcatSource:
             joined = self._concat.weighed(joined, sampler.weights)
         return joined
 
-    def _concatenate(
-        self, arrays: Sequence[NDArray[Any]], axis: int = 0
-    ) -> NDArray[Any]:
+    def _concatenate(self, arrays: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
         """Concatenate arrays in memory that is used again."""
         shape = list(arrays[0].shape)
         shape[axis] = sum(array.shape[axis] for array in arrays)
@@ -428,9 +423,7 @@ class PowerOfTwoPool(BufferPool):
     there would be memory for each number of rows that ever was.
     """
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: np.dtype[np.generic]
-    ) -> NDArray[np.generic]:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         """Return the first rows of a larger array, whose content means nothing."""
         rows = shape[0]
         rounded = (1 << max(0, rows - 1).bit_length(), *shape[1:])

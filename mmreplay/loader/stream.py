@@ -18,13 +18,7 @@ from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
 from mmreplay.loader.draws import check_counts
 from mmreplay.loader.iterations import Iterations
-from mmreplay.samplers.base import (
-    Sampler,
-    State,
-    checked,
-    traits_of,
-    unseeded,
-)
+from mmreplay.samplers.base import Sampler, State, checked, traits_of, unseeded
 from mmreplay.samplers.states import check_kind, stored_integer
 from mmreplay.samplers.uses import called_counter, counters_in
 from mmreplay.transforms.base import Transform
@@ -265,9 +259,7 @@ class ReplayStream(InterleavedStream):
         return self._num_own(len(self._draws))
 
 
-def gather_or_redraw(
-    gather: Callable[[T], Batch], draw: T, another: Callable[[], T]
-) -> Batch:
+def gather_or_redraw(gather: Callable[[T], Batch], draw: T, another: Callable[[], T]) -> Batch:
     """Gather a draw, or another one where every step of it was overwritten.
 
     A worker that waited long for a processor may find its draw overwritten. It holds

@@ -64,19 +64,8 @@ from mmreplay.page.requests import (
     Refusal,
 )
 from mmreplay.page.rows import MAX_TRIES
-from mmreplay.page.sample import (
-    component_name,
-    rows_of,
-    sample_blocks,
-    take_sample,
-)
-from mmreplay.page.shown import (
-    BackgroundReader,
-    ShownBuffer,
-    last_commit,
-    rows_version,
-    stamp_of,
-)
+from mmreplay.page.sample import component_name, rows_of, sample_blocks, take_sample
+from mmreplay.page.shown import BackgroundReader, ShownBuffer, last_commit, rows_version, stamp_of
 from mmreplay.page.varying import name_of, numbers_of
 from mmreplay.page.wire import BINARY_TYPE, JSON_TYPE, encode_json, pack
 from mmreplay.stats import Moments, moments_of
@@ -124,10 +113,7 @@ class Page:
     """
 
     def __init__(
-        self,
-        paths: Sequence[Path],
-        images: Mapping[str, str] | None = None,
-        sampler: str = "",
+        self, paths: Sequence[Path], images: Mapping[str, str] | None = None, sampler: str = ""
     ) -> None:
         """Show some buffers.
 
@@ -198,9 +184,7 @@ class Page:
     def _answer(self, path: str, query: Query, text: str, tag: str) -> PageAnswer:
         if path == STATE_PATH:
             state = {"buffers": self.states(), "sampler": self.sampler}
-            return PageAnswer(
-                OK, encode_json(state), headers={"cache-control": "no-store"}
-            )
+            return PageAnswer(OK, encode_json(state), headers={"cache-control": "no-store"})
         parts = path.split("/")
         if len(parts) != 5 or parts[:3] != ["", "api", "b"] or parts[4] not in ROUTES:
             raise Refusal(NOT_FOUND, "There is no such address.")
@@ -271,9 +255,7 @@ class PageRequest:
             raise Refusal(NOT_FOUND, "There is no such field.")
         return path
 
-    def json(
-        self, value: object, version: str, progress: float | None = None
-    ) -> PageAnswer:
+    def json(self, value: object, version: str, progress: float | None = None) -> PageAnswer:
         """Return JSON with an entity tag, or that it is not modified."""
         tag = self.tag_of(version, progress)
         headers = {"etag": tag, "cache-control": ON_CHANGE}
@@ -315,14 +297,12 @@ def answer_overview(request: PageRequest) -> PageAnswer:
     if written:
         # Priorities change while the buffer does not.
         priorities = shown.buffer.result(
-            ("priorities", alpha, written),
-            lambda buffer: make_priorities(buffer, alpha),
+            ("priorities", alpha, written), lambda buffer: make_priorities(buffer, alpha)
         )
         value["priorities"], found = priorities.value
         if found:
             value["checks"] = sorted(
-                [*value["checks"], *found],
-                key=lambda check: LEVELS.index(check["level"]),
+                [*value["checks"], *found], key=lambda check: LEVELS.index(check["level"])
             )
             stamp += f".{priorities.made:.3f}"
     return request.json(value, overview.version + stamp)
@@ -333,9 +313,7 @@ def answer_episode_table(request: PageRequest) -> PageAnswer:
     # One look at the episodes: an answer must not have the tag of newer ones.
     columns = request.shown.episodes.with_returns()
     writer = request.writer()
-    value = answer_episodes(
-        request.shown.episodes, columns, request.query, writer == "live"
-    )
+    value = answer_episodes(request.shown.episodes, columns, request.query, writer == "live")
     return request.json(value, f"{columns.version}.{writer}", value["done"])
 
 
@@ -376,9 +354,7 @@ def answer_curve(request: PageRequest) -> PageAnswer:
     low = query.integer("c0", 0, 1 << 40, 0)
     high = query.integer("c1", 1, 1 << 40, low + 1)
     if not low < high <= low + MAX_COMPONENTS:
-        raise Refusal(
-            BAD, f"c1 must be 1 to {MAX_COMPONENTS} above c0, got {high - low}."
-        )
+        raise Refusal(BAD, f"c1 must be 1 to {MAX_COMPONENTS} above c0, got {high - low}.")
     version = request.shown.buffer.version()
     known = request.known(version)
     if known is not None:
@@ -387,9 +363,9 @@ def answer_curve(request: PageRequest) -> PageAnswer:
     field_ = numbers_of(stored)
     if low >= max(1, math.prod(field_.shape)):
         raise Refusal(
-            BAD, f"c0 must be below {math.prod(field_.shape):,}, the components of "
-            f"{path}, got {low:,}.",
-        )  # fmt: skip
+            BAD,
+            f"c0 must be below {math.prod(field_.shape):,}, the components of {path}, got {low:,}.",
+        )
     curve = read_curve(request.buffer, path, env_id, first, stop, buckets, (low, high))
     count = len(curve.mean)
     head = {
@@ -419,21 +395,18 @@ def answer_frames(request: PageRequest) -> PageAnswer:
     layout = layouts(buffer, request.shown.buffer.images).get(path)
     if buffer.schema[path].varies:
         raise Refusal(
-            BAD, f"{path} cannot be shown as an image, as its length varies. Read its "
+            BAD,
+            f"{path} cannot be shown as an image, as its length varies. Read its "
             "values with values.",
-        )  # fmt: skip
+        )
     if layout is None:
-        raise Refusal(
-            BAD, f"{path} is not shown as an image. State its axes: --image "
-            f"{path}=HWC.",
-        )  # fmt: skip
+        raise Refusal(BAD, f"{path} is not shown as an image. State its axes: --image {path}=HWC.")
     side = query.integer("side", 8, MAX_SIDE, MAX_SIDE)
     number = query.integer("frame", 0, MAX_STACK - 1, layout.stack - 1)
     if number >= layout.stack:
         raise Refusal(
-            BAD, f"frame must be below {layout.stack}, the stacked frames of {path}, "
-            f"got {number}.",
-        )  # fmt: skip
+            BAD, f"frame must be below {layout.stack}, the stacked frames of {path}, got {number}."
+        )
     if "at" in query:
         rows = query.rows("at", MAX_FRAMES)
     else:
@@ -453,9 +426,8 @@ def answer_frames(request: PageRequest) -> PageAnswer:
             raise nothing_there(buffer.span, *rows[0])
         try:
             pixels = read_frames(
-                buffer, path, layout, env_ids, positions,
-                side=side, number=number, limits=limits,
-            )  # fmt: skip
+                buffer, path, layout, env_ids, positions, side=side, number=number, limits=limits
+            )
             break
         except StaleError:
             # Some were overwritten since they were looked up: others are left.
@@ -478,9 +450,7 @@ def answer_frames(request: PageRequest) -> PageAnswer:
     return PageAnswer(OK, pack(head, pixels), BINARY_TYPE, {"cache-control": caching})
 
 
-def frame_limits(
-    shown: ShownBuffer, path: str, layout: ImageLayout
-) -> tuple[float, float]:
+def frame_limits(shown: ShownBuffer, path: str, layout: ImageLayout) -> tuple[float, float]:
     """Return the lowest and highest finite value of a field in a sample.
 
     Args:

@@ -203,9 +203,7 @@ class PatientResponse(Response):
                 for first in range(0, max(size, 1), CHUNK_NBYTES):
                     chunk = bytes(self.body[first : first + CHUNK_NBYTES])
                     more = first + CHUNK_NBYTES < size
-                    await send(
-                        {"type": "http.response.body", "body": chunk, "more_body": more}
-                    )
+                    await send({"type": "http.response.body", "body": chunk, "more_body": more})
             finally:
                 outbox.remove(sending)
                 # A traceback of the cancellation may hold the response for a while.
@@ -223,9 +221,8 @@ class StreamResponse(StreamingResponse):
             ended: Called once when no more are sent, also where none was.
         """
         super().__init__(
-            events, media_type="text/event-stream",
-            headers={"cache-control": "no-store"},
-        )  # fmt: skip
+            events, media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,10 +248,7 @@ class StateStream:
     """
 
     def __init__(
-        self,
-        page: Page,
-        threads: Callable[[], CapacityLimiter],
-        closing: Callable[[], bool],
+        self, page: Page, threads: Callable[[], CapacityLimiter], closing: Callable[[], bool]
     ) -> None:
         """Send the state of a page.
 
@@ -274,9 +268,7 @@ class StateStream:
         """Return a stream of server-sent events, or 503 for too many clients."""
         if self._clients >= MAX_LIVE_CLIENTS:
             text = f"The page has {MAX_LIVE_CLIENTS} live viewers already."
-            return PatientResponse(
-                encode_json({"error": text}), 503, media_type="application/json"
-            )
+            return PatientResponse(encode_json({"error": text}), 503, media_type="application/json")
         self._clients += 1
         return StreamResponse(self._events(request), self._leave)
 
@@ -302,20 +294,14 @@ class StateStream:
             self._lock = asyncio.Lock()
         async with self._lock:
             if time.monotonic() - self._made > TICK_S / 2:
-                states = await anyio.to_thread.run_sync(
-                    self._page.states, limiter=self._threads()
-                )
+                states = await anyio.to_thread.run_sync(self._page.states, limiter=self._threads())
                 self._text = encode_json(states).decode()
                 self._made = time.monotonic()
         return self._text
 
 
 def make_app(
-    page: Page,
-    guard: Guard,
-    *,
-    compress: bool = False,
-    closing: Callable[[], bool] = lambda: False,
+    page: Page, guard: Guard, *, compress: bool = False, closing: Callable[[], bool] = lambda: False
 ) -> ASGIApp:
     """Make the app of a page.
 
@@ -357,13 +343,9 @@ def make_app(
         path = request.scope["path"]
         name = "index.html" if path == "/" else path.removeprefix("/static/")
         if name not in files:
-            return PatientResponse(
-                "There is no such address.", 404, media_type="text/plain"
-            )
+            return PatientResponse("There is no such address.", 404, media_type="text/plain")
         data, media_type = files[name]
-        return PatientResponse(
-            data, headers={"cache-control": "no-cache"}, media_type=media_type
-        )
+        return PatientResponse(data, headers={"cache-control": "no-cache"}, media_type=media_type)
 
     routes = [
         Route("/", static),
@@ -404,9 +386,7 @@ class PageServer:
 
     def start(self) -> None:
         """Serve in a thread, which ends with the process."""
-        self.thread = threading.Thread(
-            target=self.run, name="mmreplay-view", daemon=True
-        )
+        self.thread = threading.Thread(target=self.run, name="mmreplay-view", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
@@ -426,9 +406,7 @@ def bind(host: str, port: int | None) -> socket.socket:
     Raises:
         FailedError: The port is taken, or the host is none of this machine.
     """
-    ports = (
-        [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + TRIED_PORTS)]
-    )
+    ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + TRIED_PORTS)]
     for last, number in enumerate(ports, 1 - len(ports)):
         try:
             family, _, protocol, _, address = socket.getaddrinfo(
@@ -466,9 +444,7 @@ def _not_bound(host: str, port: int, error: OSError) -> FailedError:
     )
 
 
-def make_server(
-    page: Page, host: str = "127.0.0.1", port: int | None = None
-) -> PageServer:
+def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) -> PageServer:
     """Bind a server for a page; `PageServer.run` or `PageServer.start` serves it.
 
     Args:

@@ -112,37 +112,53 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> list[PageFinding]:
         rewards: The fields of the reward; empty where there is none.
     """
     if not rewards:
-        return [PageFinding(
-            "look", "rewards", "No reward field",
-            "Returns cannot be computed. Assign the role with "
-            'Schema(fields, roles={"reward": ...}).',
-            "fields",
-        )]  # fmt: skip
+        return [
+            PageFinding(
+                "look",
+                "rewards",
+                "No reward field",
+                "Returns cannot be computed. Assign the role with "
+                'Schema(fields, roles={"reward": ...}).',
+                "fields",
+            )
+        ]
     facts = rewards[0]
     count = sum(reward.moments.count for reward in rewards)
     if count == 0:
-        return [PageFinding(
-            "problem", "rewards", "No finite reward",
-            f"All {facts.size:,} rewards are NaN or infinite.", "rewards",
-        )]  # fmt: skip
+        return [
+            PageFinding(
+                "problem",
+                "rewards",
+                "No finite reward",
+                f"All {facts.size:,} rewards are NaN or infinite.",
+                "rewards",
+            )
+        ]
     rows = facts.rows
     share = max(reward.nonzero for reward in rewards) / rows
     if share == 0:
-        return [PageFinding(
-            "problem", "rewards", "Every reward is 0",
-            f"None of {rows:,} rewards differs from 0. Nothing can be learned from "
-            "them.",
-            "rewards",
-        )]  # fmt: skip
+        return [
+            PageFinding(
+                "problem",
+                "rewards",
+                "Every reward is 0",
+                f"None of {rows:,} rewards differs from 0. Nothing can be learned from them.",
+                "rewards",
+            )
+        ]
     found = [*_rewards_by_section(rewards)]
     for reward in rewards:
         found += _reward_scale(reward)
     if share < RARE_REWARDS:
-        found.append(PageFinding(
-            "look", "rewards", "Rewards are rare",
-            f"{_share(share)} of steps have a reward other than 0: most batches have "
-            "none.", "rewards",
-        ))  # fmt: skip
+        found.append(
+            PageFinding(
+                "look",
+                "rewards",
+                "Rewards are rare",
+                f"{_share(share)} of steps have a reward other than 0: most batches have none.",
+                "rewards",
+            )
+        )
     if found:
         return found
     envs = [len(each.rewards.rows) for each in rewards if each.rewards is not None]
@@ -152,18 +168,26 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> list[PageFinding]:
     high = max(reward.moments.max for reward in rewards if reward.moments.count)
     if low == high:
         left_out = any(reward.moments.nonfinite for reward in rewards)
-        return [PageFinding(
-            "fine", "rewards", f"Every reward is {_number(low)}",
-            f"{'Of those that are finite; a' if left_out else 'A'} return says how "
-            f"long the episode is. Looked at: {looked}.",
+        return [
+            PageFinding(
+                "fine",
+                "rewards",
+                f"Every reward is {_number(low)}",
+                f"{'Of those that are finite; a' if left_out else 'A'} return says how "
+                f"long the episode is. Looked at: {looked}.",
+                "rewards",
+            )
+        ]
+    return [
+        PageFinding(
+            "fine",
             "rewards",
-        )]  # fmt: skip
-    return [PageFinding(
-        "fine", "rewards", "Rewards vary",
-        f"{_share(share)} of steps have a reward other than 0. They lie between "
-        f"{_number(low)} and {_number(high)}. Looked at: {looked}.",
-        "rewards",
-    )]  # fmt: skip
+            "Rewards vary",
+            f"{_share(share)} of steps have a reward other than 0. They lie between "
+            f"{_number(low)} and {_number(high)}. Looked at: {looked}.",
+            "rewards",
+        )
+    ]
 
 
 def _rewarded_envs(rewards: Sequence[FieldFacts]) -> tuple[list[int], list[int]]:
@@ -189,11 +213,13 @@ def _rewards_by_section(rewards: Sequence[FieldFacts]) -> Iterator[PageFinding]:
         name = f"environment {silent[0]}"
         more = _and_more(len(silent) - 1)
         yield PageFinding(
-            "look", "rewards", f"No reward in {name}{more}",
+            "look",
+            "rewards",
+            f"No reward in {name}{more}",
             f"All {rows:,} rewards of {name} that were looked at are 0; of all steps, "
             f"{_share(share)} have one.",
             "rewards",
-        )  # fmt: skip
+        )
     if not facts:
         return
     rows = facts[0].newest_rows
@@ -201,11 +227,13 @@ def _rewards_by_section(rewards: Sequence[FieldFacts]) -> Iterator[PageFinding]:
     share = max(each.nonzero / each.rows for each in rewards)
     if not nonzero and rows * share >= FEW_EXPECTED:
         yield PageFinding(
-            "look", "rewards", "No reward in the newest quarter",
+            "look",
+            "rewards",
+            "No reward in the newest quarter",
             f"None of its {rows:,} rewards that were looked at differs from 0; of all "
             f"steps, {_share(share)} have one.",
             "rewards",
-        )  # fmt: skip
+        )
 
 
 def _reward_scale(reward: FieldFacts) -> Iterator[PageFinding]:
@@ -214,36 +242,36 @@ def _reward_scale(reward: FieldFacts) -> Iterator[PageFinding]:
     if facts is None:
         return
     if facts.outliers:
-        few = (
-            "1 reward is" if facts.outliers == 1 else f"{facts.outliers:,} rewards are"
-        )
+        few = "1 reward is" if facts.outliers == 1 else f"{facts.outliers:,} rewards are"
         yield PageFinding(
-            "look", "reward scale", f"{few} far beyond the others",
+            "look",
+            "reward scale",
+            f"{few} far beyond the others",
             f"The largest of {reward.path} is {_number(facts.outlier)}; 99 % of those "
             f"other than 0 have a size of at most {_number(facts.usual)}. One such "
             "step outweighs a batch.",
             "rewards",
-        )  # fmt: skip
+        )
     old_median, old_high = facts.old_size
     median, newest_high, high = facts.new_size
     if high >= GREW * old_high:
         ratio, old, new = high / old_high, old_high, high
     elif (
         # Of a policy that learns, costs fall to nothing, but for the first steps.
-        median > 0
-        and old_median >= SHRANK * median
-        and old_high >= SHRANK * newest_high
+        median > 0 and old_median >= SHRANK * median and old_high >= SHRANK * newest_high
     ):
         ratio, old, new = old_median / median, old_median, median
     else:
         return
     times = f"{_number(round(ratio))} times {'larger' if new > old else 'smaller'}"
     yield PageFinding(
-        "look", "reward scale", f"Newest rewards are {times}",
+        "look",
+        "reward scale",
+        f"Newest rewards are {times}",
         f"The size of {reward.path} went from about {_number(old)} in the oldest "
         f"quarter to {_number(new)}. Values learned from one do not fit the other.",
         "rewards",
-    )  # fmt: skip
+    )
 
 
 def check_finite(fields: Sequence[FieldFacts]) -> list[PageFinding]:
@@ -287,9 +315,12 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
         if constant < facts.num_components:
             return None
         return PageFinding(
-            "problem", "never changes", f"Never changes: {facts.path}",
-            f"All {facts.rows:,} frames looked at are equal.", to,
-        )  # fmt: skip
+            "problem",
+            "never changes",
+            f"Never changes: {facts.path}",
+            f"All {facts.rows:,} frames looked at are equal.",
+            to,
+        )
     if _is_choice(facts):
         return None  # One discrete action is a finding of its own.
     if not constant:
@@ -304,13 +335,19 @@ def check_constant(facts: FieldFacts) -> PageFinding | None:
     )
     if facts.role == "observation" and constant < facts.num_components:
         return _check_stopped(facts) or PageFinding(
-            "fine", "never changes", f"All components but {constant:,} change",
-            f"{text}Many environments have some, such as the height of a table.", to,
-        )  # fmt: skip
+            "fine",
+            "never changes",
+            f"All components but {constant:,} change",
+            f"{text}Many environments have some, such as the height of a table.",
+            to,
+        )
     return PageFinding(
-        "look", "never changes", f"Never changes: {name}{more}",
-        f"{text}A network learns nothing from it.", to,
-    )  # fmt: skip
+        "look",
+        "never changes",
+        f"Never changes: {name}{more}",
+        f"{text}A network learns nothing from it.",
+        to,
+    )
 
 
 def _check_stopped(facts: FieldFacts) -> PageFinding | None:
@@ -324,11 +361,12 @@ def _check_stopped(facts: FieldFacts) -> PageFinding | None:
     name = component_name(facts.path, stopped[0], facts.shape)
     more = _and_more(len(stopped) - 1)
     return PageFinding(
-        "look", "never changes", f"No longer changes: {name}{more}",
-        f"In the newest eighth, of several episodes, {name} has one value; before, it "
-        "had many.",
+        "look",
+        "never changes",
+        f"No longer changes: {name}{more}",
+        f"In the newest eighth, of several episodes, {name} has one value; before, it had many.",
         f"field:{facts.path}",
-    )  # fmt: skip
+    )
 
 
 def check_changes(fields: Sequence[FieldFacts]) -> list[PageFinding]:
@@ -381,9 +419,7 @@ def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Resul
         return None
     to = f"field:{facts.path}"
     frozen = [
-        section
-        for section in sections
-        if "newest" not in section[0] or section[2] > FROZEN_LATELY
+        section for section in sections if "newest" not in section[0] or section[2] > FROZEN_LATELY
     ]
     found = _worst_section(frozen, FROZEN_FRAMES)
     why = "The camera or the environment stands still."
@@ -398,23 +434,24 @@ def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Resul
     if share:
         where = f" in {place}" if place else ""
         return PageFinding(
-            "look", "repeated frames", f"Repeated frames: {facts.path}{where}",
+            "look",
+            "repeated frames",
+            f"Repeated frames: {facts.path}{where}",
             f"{_share(share)} of {count:,} frames{where} equal the frame before. {why}",
             to,
-        )  # fmt: skip
+        )
     return PageFinding(
-        "fine", "repeated frames", "Frames change",
+        "fine",
+        "repeated frames",
+        "Frames change",
         f"{_share(sections[0][2])} of the frames of {facts.path} equal the one before. "
         f"Looked at: {_sections_looked_at(sections, facts.complete, steps)}.",
         to,
-    )  # fmt: skip
+    )
 
 
 def check_repeated_rows(
-    fields: Sequence[FieldFacts],
-    observed: RowRepeats,
-    with_action: RowRepeats,
-    steps: Steps,
+    fields: Sequence[FieldFacts], observed: RowRepeats, with_action: RowRepeats, steps: Steps
 ) -> PageFinding | None:
     """Check that observations differ from the ones before.
 
@@ -430,9 +467,7 @@ def check_repeated_rows(
     if len(observations) == 1 and observations[0].image is not None:
         return None  # said by `check_repeats`
     sections = observed.shares(steps)
-    if not sections or all(
-        len(facts.constant) == facts.num_components for facts in observations
-    ):
+    if not sections or all(len(facts.constant) == facts.num_components for facts in observations):
         return None
     # A state on a grid stays when an agent runs against a wall.
     continuous = any(
@@ -454,18 +489,22 @@ def check_repeated_rows(
     if share > most:
         where = f" in {place}" if place else ""
         return PageFinding(
-            "look", "repeated rows", f"Repeated observations{where}",
+            "look",
+            "repeated rows",
+            f"Repeated observations{where}",
             f"{_share(share)} of {count:,} steps{where} have the {what} of the step "
             "before. Either a row is stored twice, or the environment stands still.",
             to,
-        )  # fmt: skip
+        )
     complete = all(facts.complete for facts in observations)
     return PageFinding(
-        "fine", "repeated rows", "Observations change",
+        "fine",
+        "repeated rows",
+        "Observations change",
         f"{_share(sections[0][2])} of steps have the observation of the step before. "
         f"Looked at: {_sections_looked_at(sections, complete, steps)}.",
         to,
-    )  # fmt: skip
+    )
 
 
 def check_saturated(facts: FieldFacts) -> PageFinding | None:
@@ -484,16 +523,16 @@ def check_saturated(facts: FieldFacts) -> PageFinding | None:
     if not excess.any():
         note = ""
         if switches.any():
-            note = (
-                f" of the {int((~switches).sum()):,} with more than {FEW_VALUES} values"
-            )
+            note = f" of the {int((~switches).sum()):,} with more than {FEW_VALUES} values"
         looked = looked_at(spread.rows, _all_of(facts), spread.num_envs, facts.num_envs)
         return PageFinding(
-            "fine", "saturated", "Actions lie within their range",
+            "fine",
+            "saturated",
+            "Actions lie within their range",
             f"At most {_share(float(shares[0].max()))} of the values of a component of "
             f"{facts.path}{note} lie at the ends of its range. Looked at: {looked}.",
             "actions",
-        )  # fmt: skip
+        )
     shares[~excess] = 0
     # What all steps show is said of all of them.
     section = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
@@ -507,12 +546,14 @@ def check_saturated(facts: FieldFacts) -> PageFinding | None:
         whose = f"the values of {name}"
     level: Level = "problem" if share > MOSTLY_SATURATED else "look"
     return PageFinding(
-        level, "saturated", f"Saturated: {name}{more}{where}",
+        level,
+        "saturated",
+        f"Saturated: {name}{more}{where}",
         f"{_share(share)} of {whose}{where} are {_number(spread.lows[worst])} or "
         f"{_number(spread.highs[worst])}, the ends of its range, or lie within 0.5 % "
         "of them. The policy asks for more than the range allows.",
         "actions",
-    )  # fmt: skip
+    )
 
 
 def check_clipped(facts: FieldFacts) -> PageFinding | None:
@@ -532,24 +573,28 @@ def check_clipped(facts: FieldFacts) -> PageFinding | None:
     if not clipped.any():
         looked = looked_at(spread.rows, _all_of(facts))
         return PageFinding(
-            "fine", "clipped", "Observations lie within their range",
+            "fine",
+            "clipped",
+            "Observations lie within their range",
             f"No component of {facts.path} with more than {FEW_VALUES} values has "
             f"half of them at both ends of its range. Looked at: {looked}.",
             to,
-        )  # fmt: skip
+        )
     shares[~clipped] = 0
     worst = int(shares.argmax())
     name = component_name(facts.path, worst, facts.shape)
     others = int(clipped.sum()) - 1
     more = _and_more(others)
     return PageFinding(
-        "look", "clipped", f"Clipped: {name}{more}",
+        "look",
+        "clipped",
+        f"Clipped: {name}{more}",
         f"{_share(float(shares[worst]))} of the values of {name} are "
         f"{_number(spread.lows[worst])} or {_number(spread.highs[worst])}, the ends of "
         "its range, or lie within 0.5 % of them. Values beyond the range are not "
         "distinguished.",
         to,
-    )  # fmt: skip
+    )
 
 
 def check_scales(fields: Sequence[FieldFacts]) -> PageFinding | None:
@@ -577,20 +622,24 @@ def check_scales(fields: Sequence[FieldFacts]) -> PageFinding | None:
         )
         more = f"; {len(checked) - 4:,} more fields" if len(checked) > 4 else ""
         return PageFinding(
-            "fine", "scales", "Components have comparable sizes",
+            "fine",
+            "scales",
+            "Components have comparable sizes",
             f"The largest is {_number(float(f'{ratio:.2g}'))} times the median one. "
             f"Looked at: {looked}{more}.",
             "fields",
-        )  # fmt: skip
+        )
     size, name, path = max(named)
     more = _and_more(len(named) - 1)
     return PageFinding(
-        "look", "scales", f"Much larger than the others: {name}{more}",
+        "look",
+        "scales",
+        f"Much larger than the others: {name}{more}",
         f"The root mean square of {name} is {_number(float(f'{size:.3g}'))}, that of "
         f"the median component {_number(float(f'{usual:.3g}'))}. A network sees the "
         "large one alone: normalize the observation.",
         f"field:{path}",
-    )  # fmt: skip
+    )
 
 
 def check_one_action(facts: FieldFacts) -> PageFinding | None:
@@ -609,10 +658,7 @@ def check_one_action(facts: FieldFacts) -> PageFinding | None:
         shares[~excess] = 0
         section = 0 if excess[0].any() else int(shares.max(axis=1).argmax())
         worst = int(shares[section].argmax())
-        place, top = (
-            spread.sections[section],
-            _number(spread.top_values[section, worst]),
-        )
+        place, top = (spread.sections[section], _number(spread.top_values[section, worst]))
         where = f" in {place}" if place else ""
         name = component_name(facts.path, worst, facts.shape)
         others = int(excess[section].sum()) - 1
@@ -620,30 +666,36 @@ def check_one_action(facts: FieldFacts) -> PageFinding | None:
         what = top if discrete else f"{name} is {top}{more}"
         level: Level = "problem" if discrete else "look"
         return PageFinding(
-            level, "one action", f"Nearly always one action{where}: {what}",
+            level,
+            "one action",
+            f"Nearly always one action{where}: {what}",
             f"{_share(float(shares[section, worst]))} of steps{where} have it. Other "
             "actions are hardly tried.",
             "actions",
-        )  # fmt: skip
+        )
     looked = looked_at(spread.rows, _all_of(facts), spread.num_envs, facts.num_envs)
     if discrete:
         top = _number(spread.top_values[0, 0])
         number = (spread.sizes > 0).sum() if spread.one_hot else spread.num_values[0]
         return PageFinding(
-            "fine", "one action", "Actions vary",
+            "fine",
+            "one action",
+            "Actions vary",
             f"{number:,} different ones. The most frequent, {top}, is in "
             f"{_share(float(shares[0, 0]))} of steps. Looked at: {looked}.",
             "actions",
-        )  # fmt: skip
+        )
     some = "component"
     if counted < facts.num_components:
         some = f"one of the first {counted:,} components"
     return PageFinding(
-        "fine", "one action", "Actions vary",
+        "fine",
+        "one action",
+        "Actions vary",
         f"No {some} of {facts.path} has one value in more than "
         f"{_share(ONE_OF_SEVERAL)} of steps. Looked at: {looked}.",
         "actions",
-    )  # fmt: skip
+    )
 
 
 def check_ends(ends: Mapping[str, int], longest: int) -> PageFinding:
@@ -660,18 +712,22 @@ def check_ends(ends: Mapping[str, int], longest: int) -> PageFinding:
     if total == 0:
         level: Level = "look" if longest > USUAL_LIMIT else "fine"
         return PageFinding(
-            level, "ends", "No episode has ended yet",
+            level,
+            "ends",
+            "No episode has ended yet",
             f"The longest has {longest:,} steps so far. Returns and lengths are known "
             "once one has ended.",
             "ends",
-        )  # fmt: skip
+        )
     if both > BOTH_FLAGS * total:
         return PageFinding(
-            "look", "ends", f"{both:,} of {total:,} ends are terminated and truncated",
+            "look",
+            "ends",
+            f"{both:,} of {total:,} ends are terminated and truncated",
             "Both flags are set, so targets do not bootstrap there. Where a time limit "
             "alone ends an episode, pass truncated alone.",
             "ends",
-        )  # fmt: skip
+        )
     title, why = "Episodes end as the environment says", ""
     if truncated == total:
         why = ". Targets must bootstrap at the end"
@@ -681,9 +737,8 @@ def check_ends(ends: Mapping[str, int], longest: int) -> PageFinding:
     kinds = [f"{terminated:,} terminated", f"{truncated:,} truncated"]
     kinds += [f"{both:,} terminated and truncated"] if both else []
     return PageFinding(
-        "fine", "ends", title,
-        f"{', '.join(kinds)}, {broken:,} broken off{why}.", "ends",
-    )  # fmt: skip
+        "fine", "ends", title, f"{', '.join(kinds)}, {broken:,} broken off{why}.", "ends"
+    )
 
 
 def check_endless(longest: int, ended: int, running: Sequence[int]) -> Result:
@@ -698,25 +753,23 @@ def check_endless(longest: int, ended: int, running: Sequence[int]) -> Result:
     if len(running) < 2 or not ended:
         return None
     never = [
-        env_id
-        for env_id, steps in enumerate(running)
-        if steps >= max(MIN_ROWS, ENDLESS * longest)
+        env_id for env_id, steps in enumerate(running) if steps >= max(MIN_ROWS, ENDLESS * longest)
     ]
     if never:
         name = f"environment {never[0]}"
         more = _and_more(len(never) - 1)
         return PageFinding(
-            "look", "never ends", f"No episode ends in {name}{more}",
+            "look",
+            "never ends",
+            f"No episode ends in {name}{more}",
             f"It has {running[never[0]]:,} steps without an end. The longest of "
             f"{ended:,} episodes that have ended elsewhere has {longest:,}.",
             "ends",
-        )  # fmt: skip
+        )
     some = sum(steps > 0 for steps in running)
     title, text = "Episodes end in every environment", f"Looked at: {len(running):,}."
     if some:
-        title = (
-            f"Episodes end in {len(running) - some:,} of {len(running):,} environments"
-        )
+        title = f"Episodes end in {len(running) - some:,} of {len(running):,} environments"
         text = (
             f"The others have fewer than {_number(ENDLESS)} times the steps of the "
             "longest episode that has ended."
@@ -737,15 +790,19 @@ def check_dominates(longest: int, steps: int, episodes: int) -> PageFinding | No
     share = longest / steps
     if share > DOMINATES:
         return PageFinding(
-            "look", "dominates", "One episode dominates",
-            f"It has {longest:,} of {steps:,} steps ({_share(share)}). Batches are "
-            "mostly from it.",
+            "look",
+            "dominates",
+            "One episode dominates",
+            f"It has {longest:,} of {steps:,} steps ({_share(share)}). Batches are mostly from it.",
             "lengths",
-        )  # fmt: skip
+        )
     return PageFinding(
-        "fine", "dominates", "No episode dominates",
-        f"The longest has {_share(share)} of all steps.", "lengths",
-    )  # fmt: skip
+        "fine",
+        "dominates",
+        "No episode dominates",
+        f"The longest has {_share(share)} of all steps.",
+        "lengths",
+    )
 
 
 def check_unknown_next(num_unknown: int, steps: int) -> PageFinding | None:
@@ -758,12 +815,14 @@ def check_unknown_next(num_unknown: int, steps: int) -> PageFinding | None:
     if not steps or num_unknown <= UNKNOWN_NEXT * steps:
         return None
     return PageFinding(
-        "look", "next unknown", "Steps whose next observation is unknown",
+        "look",
+        "next unknown",
+        "Steps whose next observation is unknown",
         f"{num_unknown:,} of {steps:,} steps ({_share(num_unknown / steps)}): single "
         "draws leave them out. Pass final_observation= to add where an episode is "
         "truncated, or draw with the transform WithoutNext.",
         "storage",
-    )  # fmt: skip
+    )
 
 
 def check_heap(heap: Mapping[str, Any] | None, capacity: int) -> PageFinding | None:
@@ -779,11 +838,13 @@ def check_heap(heap: Mapping[str, Any] | None, capacity: int) -> PageFinding | N
     if 2 * fit >= capacity:
         return None
     return PageFinding(
-        "look", "heap", "The heap is too small for half of the rows",
+        "look",
+        "heap",
+        "The heap is too small for half of the rows",
         f"The values of about {fit:,} of {capacity:,} rows fit into it: older rows are "
         "dropped for want of space. Pass more heap_bytes to resize.",
         "storage",
-    )  # fmt: skip
+    )
 
 
 def check_behind(heads: Sequence[int]) -> PageFinding | None:
@@ -804,15 +865,20 @@ def check_behind(heads: Sequence[int]) -> PageFinding | None:
             title = f"{count:,} environments are behind"
             rest = f"{count:,} of {len(heads):,} environments are behind."
         return PageFinding(
-            "look", "behind", title,
+            "look",
+            "behind",
+            title,
             f"Environment {last} has {lag:,} rows less than environment {furthest}, "
             f"the furthest, which has {highest:,}; {rest}",
             "storage",
-        )  # fmt: skip
+        )
     return PageFinding(
-        "fine", "behind", "Environments are in step",
-        f"They differ by {lag:,} {'row' if lag == 1 else 'rows'} at most.", "storage",
-    )  # fmt: skip
+        "fine",
+        "behind",
+        "Environments are in step",
+        f"They differ by {lag:,} {'row' if lag == 1 else 'rows'} at most.",
+        "storage",
+    )
 
 
 def check_reset_rows(clause: str | None) -> PageFinding | None:
@@ -824,11 +890,13 @@ def check_reset_rows(clause: str | None) -> PageFinding | None:
     if clause is None:
         return None
     return PageFinding(
-        "problem", "reset rows", "Reset rows are stored as steps",
+        "problem",
+        "reset rows",
+        "Reset rows are stored as steps",
         f"{clause[0].upper()}{clause[1:]}. Such rows are no steps of the "
         'environment: create the buffer with autoreset="next_step".',
         "episodes",
-    )  # fmt: skip
+    )
 
 
 def check_priorities(
@@ -844,11 +912,13 @@ def check_priorities(
     """
     if common_share > UNTOUCHED:
         return PageFinding(
-            "look", "priorities", "Priorities are hardly updated",
+            "look",
+            "priorities",
+            "Priorities are hardly updated",
             f"{_share(common_share)} of rows have the priority that new rows enter at. "
             "Call update_priorities after each batch.",
             "priorities",
-        )  # fmt: skip
+        )
     spread = (
         f"The top 1 % of rows have {_share(top_share)} of the mass at alpha {alpha:g}. "
         f"Draws are worth {_share(effective)} of the rows."
@@ -856,9 +926,7 @@ def check_priorities(
     if top_share > TOP_SHARE or effective < FEW_EFFECTIVE:
         title = "Few rows take most draws"
         return PageFinding("look", "priorities", title, spread, "priorities")
-    return PageFinding(
-        "fine", "priorities", "Priorities are spread", spread, "priorities"
-    )
+    return PageFinding("fine", "priorities", "Priorities are spread", spread, "priorities")
 
 
 def folded(findings: Sequence[PageFinding]) -> list[PageFinding]:
@@ -904,18 +972,16 @@ def _is_choice(facts: FieldFacts) -> bool:
     if facts.spread is not None and facts.spread.one_hot:
         return True
     return (
-        facts.role == "action" and facts.num_components == 1 and facts.kind != "f"
+        facts.role == "action"
+        and facts.num_components == 1
+        and facts.kind != "f"
         and not facts.varies
-    )  # fmt: skip
+    )
 
 
 def _all_of(facts: FieldFacts) -> bool:
     """All steps of the buffer were measured for the spread of a field."""
-    return (
-        facts.complete
-        and facts.spread is not None
-        and (facts.spread.rows == facts.rows)
-    )
+    return facts.complete and facts.spread is not None and (facts.spread.rows == facts.rows)
 
 
 def _rows_looked_at(fields: Sequence[FieldFacts]) -> str:

@@ -26,8 +26,7 @@ Values = NDArray[Any]
 
 
 def compare_buffers(
-    buffers: tuple[ReplayBuffer, ReplayBuffer],
-    episodes: tuple[EpisodeColumns, EpisodeColumns],
+    buffers: tuple[ReplayBuffer, ReplayBuffer], episodes: tuple[EpisodeColumns, EpisodeColumns]
 ) -> dict[str, Any]:
     """Return the differences of two buffers, as JSON values.
 
@@ -62,17 +61,12 @@ def compare_buffers(
             for buffer, sample in zip(buffers, samples, strict=True)
         ]
         for number in range(values[0].shape[1]):
-            shared = shared_histogram(
-                values[0][:, number], values[1][:, number], numbers_of(field)
-            )
+            shared = shared_histogram(values[0][:, number], values[1][:, number], numbers_of(field))
             if shared is not None:
                 shape = numbers_of(field).shape
                 name = component_name(name_of(path, field), number, shape)
                 histograms.append({"name": name, "role": role, **shared})
-    return {
-        "schema": schema_differences(first.schema, second.schema),
-        "histograms": histograms,
-    }
+    return {"schema": schema_differences(first.schema, second.schema), "histograms": histograms}
 
 
 def schema_differences(first: Schema, second: Schema) -> list[str]:
@@ -105,9 +99,7 @@ def schema_differences(first: Schema, second: Schema) -> list[str]:
     return found
 
 
-def shared_histogram(
-    first: Values, second: Values, field: Field
-) -> dict[str, Any] | None:
+def shared_histogram(first: Values, second: Values, field: Field) -> dict[str, Any] | None:
     """Count the finite values of two arrays on the same axis.
 
     Args:
@@ -133,7 +125,4 @@ def shared_histogram(
             ]
             return {"values": all_values.astype(np.float64), "counts": counts}
     first_bins, second_bins = bin_values(pair, field)
-    return {
-        "edges": first_bins.edges,
-        "counts": [first_bins.counts, second_bins.counts],
-    }
+    return {"edges": first_bins.edges, "counts": [first_bins.counts, second_bins.counts]}

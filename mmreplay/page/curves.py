@@ -142,9 +142,7 @@ def _read_curve(
         reduction.add(row, values)
     assert reduction is not None
     lowest, highest, mean, offsets = reduction.curves()
-    return Curve(
-        first, stop, size, reduction.num_nonfinite, lowest, highest, mean, offsets
-    )
+    return Curve(first, stop, size, reduction.num_nonfinite, lowest, highest, mean, offsets)
 
 
 def nothing_there(span: Span, env_id: int, first: int) -> Refusal:
@@ -157,10 +155,7 @@ def nothing_there(span: Span, env_id: int, first: int) -> Refusal:
     """
     num_envs = len(span.stop)
     if env_id >= num_envs:
-        return Refusal(
-            NOT_FOUND,
-            f"There is no environment {env_id}: the buffer has {num_envs}.",
-        )
+        return Refusal(NOT_FOUND, f"There is no environment {env_id}: the buffer has {num_envs}.")
     later = first >= int(span.stop[env_id])
     why = "are not written yet" if later else "were overwritten"
     return Refusal(NOT_IN_RING, f"These steps of environment {env_id} {why}.")
@@ -173,9 +168,7 @@ class _Reduction:
         num_nonfinite: NaN and infinite values so far.
     """
 
-    def __init__(
-        self, edges: NDArray[np.int64], num_components: int, dtype: np.dtype[Any]
-    ) -> None:
+    def __init__(self, edges: NDArray[np.int64], num_components: int, dtype: np.dtype[Any]) -> None:
         """Begin without a row.
 
         Args:
@@ -284,9 +277,7 @@ def _narrow(values: NDArray[Any]) -> Floats:
     return narrow
 
 
-def read_values(
-    buffer: ReplayBuffer, env_id: int, first: int, count: int
-) -> dict[str, Any]:
+def read_values(buffer: ReplayBuffer, env_id: int, first: int, count: int) -> dict[str, Any]:
     """Read small fields of neighbouring rows, as JSON values.
 
     Args:
@@ -320,8 +311,4 @@ def read_values(
         ]
         for path in small
     }
-    return {
-        "first": first,
-        "values": values,
-        "flags": buffer.flags(env_id, positions),
-    }
+    return {"first": first, "values": values, "flags": buffer.flags(env_id, positions)}

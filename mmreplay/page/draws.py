@@ -35,17 +35,9 @@ from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.episode import EpisodeSampler
 from mmreplay.samplers.groups import GroupSampler
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
-from mmreplay.samplers.priority_distribution import (
-    MAX_ALPHA,
-    LinearSchedule,
-    Scheduled,
-)
+from mmreplay.samplers.priority_distribution import MAX_ALPHA, LinearSchedule, Scheduled
 from mmreplay.samplers.priority_file import StoredColumn, read_column
-from mmreplay.samplers.recent import (
-    EmphasizeRecentSampler,
-    RecentSampler,
-    ignore_earliest,
-)
+from mmreplay.samplers.recent import EmphasizeRecentSampler, RecentSampler, ignore_earliest
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.staleness import StalenessSampler
@@ -120,15 +112,12 @@ class ColumnSampler(PrioritizedSampler):
             )
         if not total > 0:
             raise EmptyError(
-                f"cannot draw {batch_size} steps: all {count} legal starts have "
-                "priority 0."
+                f"cannot draw {batch_size} steps: all {count} legal starts have priority 0."
             )
         shares = self._random.shares(self._step, batch_size)
         if options.stratified:
             shares = (shares + np.arange(float(batch_size))) / batch_size
-        env_ids, positions, masses, probabilities = self.masses.draw(
-            view, self.weighing(), shares
-        )
+        env_ids, positions, masses, probabilities = self.masses.draw(view, self.weighing(), shares)
         scale = float(masses.min())
         if options.normalize == "mean":
             scale = total / count
@@ -176,9 +165,7 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
 }
 """What is made for each name."""
 CALLABLE = {**SAMPLERS, LinearSchedule.__name__: LinearSchedule}
-NOT_DRAWN = tuple(
-    each.__name__ for each in (GroupSampler, StalenessSampler, UseCounter)
-)
+NOT_DRAWN = tuple(each.__name__ for each in (GroupSampler, StalenessSampler, UseCounter))
 """Samplers that the page does not draw from: they index a column, or count uses."""
 
 
@@ -252,8 +239,7 @@ class _Parser:
             longest = max(n for n in (*steps, 0) if isinstance(n, int))
             if longest > MAX_WINDOW:
                 raise Refusal(
-                    BAD,
-                    f"Windows must have at most {MAX_WINDOW:,} steps, got {longest:,}.",
+                    BAD, f"Windows must have at most {MAX_WINDOW:,} steps, got {longest:,}."
                 )
         made = function(*arguments, **named)
         if isinstance(made, ColumnSampler):
@@ -294,9 +280,7 @@ class _Parser:
         known = {each.lower(): each for each in CALLABLE}
         near = difflib.get_close_matches(name.lower(), known, 1)
         if near and known[near[0]] != name:
-            return Refusal(
-                BAD, f"{name!r} is no sampler. Did you mean {known[near[0]]!r}?"
-            )
+            return Refusal(BAD, f"{name!r} is no sampler. Did you mean {known[near[0]]!r}?")
         names = [each for each in SAMPLERS if each != ignore_earliest.__name__]
         return Refusal(
             BAD,
@@ -353,9 +337,8 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
     used = parser.seeds[-1] if len(set(parser.seeds)) == 1 else None
     own_seed = used is not None and "seed=" in text.replace(" ", "")
     return ParsedSampler(
-        sampler, parser.by_column, parser.by_rank, parser.columns, parser.by_episode,
-        used, own_seed,
-    )  # fmt: skip
+        sampler, parser.by_column, parser.by_rank, parser.columns, parser.by_episode, used, own_seed
+    )
 
 
 def _without_callables(text: str) -> str:
@@ -489,9 +472,7 @@ def column_named(buffer: ReplayBuffer, name: str | None) -> StoredColumn | None:
     if name not in names:
         if name != DEFAULT_COLUMN:
             raise Refusal(
-                BAD,
-                f"The buffer has no priorities named {name!r}. Known are "
-                f"{', '.join(names)}.",
+                BAD, f"The buffer has no priorities named {name!r}. Known are {', '.join(names)}."
             )
         name = names[0]
     return read_column(buffer.view.home, name)
@@ -551,10 +532,7 @@ def check_episodes(view: GenerationReader) -> None:
 
 
 def copy_priorities(
-    buffer: ReplayBuffer,
-    view: GenerationReader,
-    sampler: RankPrioritizedSampler,
-    name: str | None,
+    buffer: ReplayBuffer, view: GenerationReader, sampler: RankPrioritizedSampler, name: str | None
 ) -> None:
     """Give a sampler that ranks priorities those of a buffer, if there are any.
 
@@ -578,9 +556,7 @@ def copy_priorities(
         sampler.update_priorities(view, env_ids, positions, some)
 
 
-def age_histogram(
-    lengths: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def age_histogram(lengths: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Count the ages of all rows alive, without reading any.
 
     Args:
@@ -594,7 +570,5 @@ def age_histogram(
     width = -(-longest // AGE_BINS)
     number = -(-longest // width)
     edges = np.arange(number + 1) * width
-    counts = np.array(
-        [np.clip(lengths - edge, 0, width).sum() for edge in edges[:-1]], np.int64
-    )
+    counts = np.array([np.clip(lengths - edge, 0, width).sum() for edge in edges[:-1]], np.int64)
     return edges.astype(np.float64) - 0.5, counts

@@ -26,12 +26,7 @@ from mmreplay.page import faults
 from mmreplay.page.requests import NOT_IN_RING, UNREADABLE, Query, Refusal
 from mmreplay.page.rows import MAX_TRIES, read_left
 from mmreplay.page.sample import Histogram, bin_values
-from mmreplay.page.shown import (
-    BackgroundReader,
-    ShownBuffer,
-    rows_version,
-    version_of,
-)
+from mmreplay.page.shown import BackgroundReader, ShownBuffer, rows_version, version_of
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.stats import EpisodeTable, read_returns, reward_field
@@ -118,9 +113,7 @@ class EpisodeColumns:
         """Position past the last row of some episodes, final rows included."""
         following = np.minimum(rows + 1, len(self) - 1)
         same = (self.env_ids[following] == self.env_ids[rows]) & (following > rows)
-        stops: Ids = np.where(
-            same, self.begin[following], self.heads[self.env_ids[rows]]
-        )
+        stops: Ids = np.where(same, self.begin[following], self.heads[self.env_ids[rows]])
         return stops
 
     def newest(self, count: int) -> Ids:
@@ -134,9 +127,7 @@ class EpisodeColumns:
         stops = np.searchsorted(complete, edges[1:])
         firsts = np.maximum(np.searchsorted(complete, edges[:-1]), stops - each)
         counts = stops - firsts
-        offsets = np.arange(int(counts.sum())) - np.repeat(
-            np.cumsum(counts) - counts, counts
-        )
+        offsets = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         rows: Ids = complete[np.repeat(firsts, counts) + offsets]
         return rows
 
@@ -149,18 +140,15 @@ class EpisodeColumns:
         lengths = self.lengths[rows].astype(np.int64)
         none = np.zeros(len(rows), bool)
         table = EpisodeTable(
-            env_ids, begin, begin + lengths, lengths, np.zeros(len(rows)), none, none,
-            none,
-        )  # fmt: skip
+            env_ids, begin, begin + lengths, lengths, np.zeros(len(rows)), none, none, none
+        )
         read = read_returns(buffer, table)
         # Episodes overwritten since are missing: ends say which.
         wanted = np.arange(len(rows))
         if len(read) < len(rows):
             ends = {
                 key: number
-                for number, key in enumerate(
-                    zip(env_ids.tolist(), table.end.tolist(), strict=True)
-                )
+                for number, key in enumerate(zip(env_ids.tolist(), table.end.tolist(), strict=True))
             }
             pairs = zip(read.env_ids.tolist(), read.end.tolist(), strict=True)
             wanted = np.array([ends[pair] for pair in pairs], np.int64)
@@ -207,9 +195,7 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
     for first in range(0, count, CHUNK):
         rows = slice(first, min(first + CHUNK, count))
         last = begin[rows] + lengths[rows].astype(np.int64) - 1
-        kinds[rows] = end_kinds(
-            view, env_ids[rows].astype(np.int64), last, running[rows]
-        )
+        kinds[rows] = end_kinds(view, env_ids[rows].astype(np.int64), last, running[rows])
     # Of ends that were overwritten since, the flags are those of other rows.
     left = begin + lengths.astype(np.int64) > buffer.span.first[env_ids]
     if not left.all():
@@ -218,9 +204,17 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
     known = np.full(len(env_ids), reward_field(buffer) is None)
     returns = np.full(len(env_ids), np.nan, np.float32)
     return EpisodeColumns(
-        version, version_of_rows, env_ids, begin, lengths, returns, kinds,
-        missing_start, known, span.stop,
-    )  # fmt: skip
+        version,
+        version_of_rows,
+        env_ids,
+        begin,
+        lengths,
+        returns,
+        kinds,
+        missing_start,
+        known,
+        span.stop,
+    )
 
 
 def end_kinds(
@@ -459,9 +453,7 @@ def kind_words(live: bool) -> tuple[str, ...]:
     return KINDS if live else (*KINDS[:KIND_RUNNING], UNFINISHED)
 
 
-def table_rows(
-    columns: EpisodeColumns, some: NDArray[Any], live: bool = True
-) -> list[list[Any]]:
+def table_rows(columns: EpisodeColumns, some: NDArray[Any], live: bool = True) -> list[list[Any]]:
     """Return rows of the table of episodes.
 
     Args:
@@ -477,12 +469,17 @@ def table_rows(
     return [
         [env_id, begin, length, value, words[kind], missing, age, stop]
         for env_id, begin, length, value, kind, missing, age, stop in zip(
-            columns.env_ids[some].tolist(), columns.begin[some].tolist(),
-            columns.lengths[some].tolist(), columns.returns[some].tolist(),
-            columns.kinds[some].tolist(), columns.missing_start[some].tolist(),
-            columns.ages(some).tolist(), columns.stops(some).tolist(), strict=True,
+            columns.env_ids[some].tolist(),
+            columns.begin[some].tolist(),
+            columns.lengths[some].tolist(),
+            columns.returns[some].tolist(),
+            columns.kinds[some].tolist(),
+            columns.missing_start[some].tolist(),
+            columns.ages(some).tolist(),
+            columns.stops(some).tolist(),
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _around(limit: float, side: int) -> float:
@@ -559,12 +556,8 @@ def _read_episode(
     missing_start = bool(episodes.headless[number]) or begin < first
     begin = min(max(begin, first), end)
     count = len(episodes.begin)
-    kinds = end_kinds(
-        view, np.array([env_id]), np.array([end - 1]), episodes.running[[number]]
-    )
-    final = end < stop and bool(
-        view.flags(np.array([env_id]), np.array([end]))[0] & FINAL
-    )
+    kinds = end_kinds(view, np.array([env_id]), np.array([end - 1]), episodes.running[[number]])
+    final = end < stop and bool(view.flags(np.array([env_id]), np.array([end]))[0] & FINAL)
     return {
         "env": env_id,
         "begin": begin,

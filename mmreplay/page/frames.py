@@ -59,9 +59,12 @@ class ImageLayout:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {
-            "axes": self.axes, "height": self.height, "width": self.width,
-            "channels": self.channels, "stack": self.stack,
-        }  # fmt: skip
+            "axes": self.axes,
+            "height": self.height,
+            "width": self.width,
+            "channels": self.channels,
+            "stack": self.stack,
+        }
 
     @classmethod
     def of(cls, axes: str, shape: tuple[int, ...]) -> ImageLayout | None:
@@ -241,9 +244,7 @@ def needs_colours(field: Field, layout: ImageLayout) -> bool:
     return layout.channels == 1 and field.dtype not in ("uint8", "bool")
 
 
-def to_pixels(
-    frames: NDArray[Any], limits: tuple[float, float] | None, *, colours: bool
-) -> Pixels:
+def to_pixels(frames: NDArray[Any], limits: tuple[float, float] | None, *, colours: bool) -> Pixels:
     """Return frames as bytes.
 
     Args:
@@ -258,9 +259,7 @@ def to_pixels(
         plain: Pixels = frames.astype(np.uint8, copy=False)
         return plain * np.uint8(255) if frames.dtype == bool else plain
     low, high = limits if limits is not None else (0.0, 1.0)
-    scaled = (frames.astype(np.float32) - np.float32(low)) / np.float32(
-        max(high - low, 1e-30)
-    )
+    scaled = (frames.astype(np.float32) - np.float32(low)) / np.float32(max(high - low, 1e-30))
     np.nan_to_num(scaled, copy=False, nan=0.0, posinf=1.0, neginf=0.0)
     scaled.clip(0, 1, out=scaled)
     scaled *= 255

@@ -85,9 +85,7 @@ class Guard:
             headers: By lower-case name.
         """
         if not self._is_ours(headers.get("host", "")):
-            return Response(
-                421, "This server does not have the name in the request's Host header."
-            )
+            return Response(421, "This server does not have the name in the request's Host header.")
         if method != "GET":
             return Response(405, "The page only reads: use GET.", {"allow": "GET"})
         if path == "/":
@@ -108,8 +106,7 @@ class Guard:
                 )
         if not self._is_token(self._cookie_of(headers.get("cookie", ""))):
             return Response(
-                403,
-                "Open the address that mmreplay view printed. It contains the key.",
+                403, "Open the address that mmreplay view printed. It contains the key."
             )
         return None
 

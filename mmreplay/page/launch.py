@@ -68,9 +68,7 @@ def make_page(
             if not inside:
                 raise
             names = " or ".join(map(str, inside))
-            raise FormatError(
-                f"{path} is not a replay buffer. Did you mean {names}?"
-            ) from error
+            raise FormatError(f"{path} is not a replay buffer. Did you mean {names}?") from error
     for path_ in images or {}:
         if opened and path_ not in known:
             within = [each for each in known_images if each.startswith(f"{path_}/")]
@@ -89,9 +87,7 @@ def buffers_inside(path: Path) -> list[Path]:
     return []
 
 
-def make_server(
-    page: Page, host: str = "127.0.0.1", port: int | None = None
-) -> PageServer:
+def make_server(page: Page, host: str = "127.0.0.1", port: int | None = None) -> PageServer:
     """Bind a server for a page.
 
     Args:
@@ -106,11 +102,7 @@ def make_server(
     try:
         from mmreplay.page import app
     except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] in (
-            "starlette",
-            "uvicorn",
-            "anyio",
-        ):
+        if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio"):
             raise ModuleNotFoundError(MISSING, name=error.name) from error
         raise
     return app.make_server(page, host, port)
@@ -205,9 +197,7 @@ def view(
         Open http://127.0.0.1:8642/?token=... in a browser.
     """
     if not paths:
-        raise SchemaError(
-            "view needs at least one path, got none. Pass the folder of a buffer."
-        )
+        raise SchemaError("view needs at least one path, got none. Pass the folder of a buffer.")
     page = make_page([absolute(path) for path in paths], images, sampler)
     server = make_server(page, port=port)
     server.start()

@@ -19,20 +19,10 @@ from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import StaleError
 from mmreplay.format.heap import comparable
 from mmreplay.page import checks
-from mmreplay.page.episodes import (
-    KIND_BROKEN,
-    EpisodeColumns,
-    EpisodeList,
-    histogram_of_episodes,
-)
+from mmreplay.page.episodes import KIND_BROKEN, EpisodeColumns, EpisodeList, histogram_of_episodes
 from mmreplay.page.frames import ImageLayout, layouts
 from mmreplay.page.priorities import PriorityFacts, measure_priorities
-from mmreplay.page.sample import (
-    FieldFacts,
-    component_name,
-    measure,
-    take_sample,
-)
+from mmreplay.page.sample import FieldFacts, component_name, measure, take_sample
 from mmreplay.page.sections import RowRepeats
 from mmreplay.page.shown import ShownBuffer, folder_of, last_commit
 from mmreplay.page.varying import name_of
@@ -100,42 +90,36 @@ def make_overview(
         ("not finite", "fields", lambda: checks.check_finite(facts)),
         ("never changes", "fields", lambda: checks.check_changes(facts)),
         *_by_field(
-            "repeated frames", "fields",
+            "repeated frames",
+            "fields",
             lambda fact: checks.check_repeats(fact, frames[fact.path], steps),
             [fact for fact in facts if fact.path in frames],
         ),
         (
-            "repeated rows", "fields",
-            lambda: checks.check_repeated_rows(facts, observed, whole, steps)
-            if len(facts) == len(buffer.schema.paths) else None,
+            "repeated rows",
+            "fields",
+            lambda: (
+                checks.check_repeated_rows(facts, observed, whole, steps)
+                if len(facts) == len(buffer.schema.paths)
+                else None
+            ),
         ),
         ("scales", "fields", lambda: checks.check_scales(facts)),
         *_by_field("clipped", "fields", checks.check_clipped, facts),
         *_by_field("saturated", "actions", checks.check_saturated, facts),
         *_by_field("one action", "actions", checks.check_one_action, facts),
         ("ends", "episodes", lambda: checks.check_ends(ends, longest)),
+        ("never ends", "ends", lambda: checks.check_endless(*endless_of(columns, len(heads)))),
         (
-            "never ends", "ends",
-            lambda: checks.check_endless(*endless_of(columns, len(heads))),
-        ),
-        (
-            "dominates", "episodes",
+            "dominates",
+            "episodes",
             lambda: checks.check_dominates(longest, steps_of_episodes, len(columns)),
         ),
-        (
-            "heap", "storage",
-            lambda: checks.check_heap(heap_facts(buffer), metadata.ring.capacity),
-        ),
-        (
-            "next unknown", "storage",
-            lambda: checks.check_unknown_next(num_unknown, num_steps),
-        ),
+        ("heap", "storage", lambda: checks.check_heap(heap_facts(buffer), metadata.ring.capacity)),
+        ("next unknown", "storage", lambda: checks.check_unknown_next(num_unknown, num_steps)),
         ("behind", "storage", lambda: checks.check_behind(heads)),
-        (
-            "reset rows", "episodes",
-            lambda: checks.check_reset_rows(find_reset_rows_of(buffer)),
-        ),
-    ]  # fmt: skip
+        ("reset rows", "episodes", lambda: checks.check_reset_rows(find_reset_rows_of(buffer))),
+    ]
     for name, to, check in run if len(sample) else ():
         findings += checks.run_check(name, to, check)
     if len(facts) < len(buffer.schema.paths):
@@ -151,10 +135,7 @@ def make_overview(
         "laps": max(heads) / metadata.ring.capacity,
         "heads": heads[:LISTED_ENVS],
         "written": sum(heads),
-        "episodes": {
-            "count": len(columns),
-            "missing_start": int(columns.missing_start.sum()),
-        },
+        "episodes": {"count": len(columns), "missing_start": int(columns.missing_start.sum())},
         "ends": ends,
         "returns": series_of_returns(columns, newest),
         "lengths": series_of_lengths(columns, newest),
@@ -169,9 +150,7 @@ def make_overview(
                 "components": [
                     {
                         "name": component_name(
-                            name_of(fact.path, buffer.schema[fact.path]),
-                            number,
-                            fact.shape,
+                            name_of(fact.path, buffer.schema[fact.path]), number, fact.shape
                         ),
                         **histogram.to_json(),
                     }
@@ -183,9 +162,7 @@ def make_overview(
         },
         "fields": fields_of(buffer, roles, image_layouts, facts),
         "storage": storage_of(shown, buffer, num_unknown),
-        "checks": [
-            finding.to_json() for finding in checks.by_level(checks.folded(findings))
-        ],
+        "checks": [finding.to_json() for finding in checks.by_level(checks.folded(findings))],
         "sample": {"rows": len(sample), "whole": sample.complete},
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
@@ -193,10 +170,7 @@ def make_overview(
 
 
 def _by_field(
-    name: str,
-    to: str,
-    check: Callable[[FieldFacts], checks.Result],
-    facts: Sequence[FieldFacts],
+    name: str, to: str, check: Callable[[FieldFacts], checks.Result], facts: Sequence[FieldFacts]
 ) -> list[Check]:
     """A check of each field: one that fails takes no other field with it."""
     return [(f"{name} of {each.path}", to, partial(check, each)) for each in facts]
@@ -235,9 +209,7 @@ def make_priorities(
         facts = measure_priorities(buffer, sample, alpha) if len(sample) else None
         if facts is None:
             return None
-        return checks.check_priorities(
-            facts.top_share, facts.effective, facts.common_share, alpha
-        )
+        return checks.check_priorities(facts.top_share, facts.effective, facts.common_share, alpha)
 
     findings = checks.run_check("priorities", "priorities", check)
     stored = None if facts is None else facts.to_json()
@@ -285,9 +257,7 @@ def _find_reset_rows(buffer: ReplayBuffer, num_rows: int) -> str | None:
     found, _ = find_reset_rows(
         buffer.flags(env_ids, positions),
         env_ids,
-        lambda rows, paths: comparable(
-            view.get_stored(paths, env_ids[rows], positions[rows])
-        ),
+        lambda rows, paths: comparable(view.get_stored(paths, env_ids[rows], positions[rows])),
         reward=reward,
         bfloat16=schema[reward].dtype == "bfloat16",
         observation=schema.role_paths("observation"),
@@ -303,18 +273,14 @@ def _points(count: int) -> NDArray[np.int64]:
     return np.linspace(0, count - 1, MAX_POINTS).astype(np.int64)
 
 
-def series_of_returns(
-    columns: EpisodeColumns, newest: NDArray[np.int64]
-) -> dict[str, Any]:
+def series_of_returns(columns: EpisodeColumns, newest: NDArray[np.int64]) -> dict[str, Any]:
     """Return the newest returns in the order of their ends, with a moving mean."""
     rows = newest[np.isfinite(columns.returns[newest])]
     series = _series(columns, rows, columns.returns)
     return {**series, "count": len(rows), "total": len(columns)}
 
 
-def series_of_lengths(
-    columns: EpisodeColumns, newest: NDArray[np.int64]
-) -> dict[str, Any]:
+def series_of_lengths(columns: EpisodeColumns, newest: NDArray[np.int64]) -> dict[str, Any]:
     """Return the newest lengths in the order of their ends, and a histogram of all."""
     series = _series(columns, newest, columns.lengths)
     histogram = histogram_of_episodes(columns, "length").to_json()
@@ -406,9 +372,7 @@ def shape_of(field: Field) -> list[int | str | None]:
     return list(field.shape)
 
 
-def storage_of(
-    shown: ShownBuffer, buffer: ReplayBuffer, num_unknown: int
-) -> dict[str, Any]:
+def storage_of(shown: ShownBuffer, buffer: ReplayBuffer, num_unknown: int) -> dict[str, Any]:
     """Return what matters for the disk: engine, sizes, commits and laps."""
     metadata, folder = buffer.metadata, folder_of(buffer)
     facts: dict[str, Any] = {

@@ -81,16 +81,11 @@ def written_at(buffer: ReplayBuffer) -> int:
     """
     if buffer.path is None:
         return 0
-    columns = [
-        buffer.path / "samplers" / name / COLUMN
-        for name in stored_priorities(buffer.path)
-    ]
+    columns = [buffer.path / "samplers" / name / COLUMN for name in stored_priorities(buffer.path)]
     return max((column.stat().st_mtime_ns for column in columns), default=0)
 
 
-def measure_priorities(
-    buffer: ReplayBuffer, sample: Sample, alpha: float
-) -> PriorityFacts | None:
+def measure_priorities(buffer: ReplayBuffer, sample: Sample, alpha: float) -> PriorityFacts | None:
     """Measure the first column of priorities.
 
     Args:
@@ -288,13 +283,7 @@ class BlockMasses:
             steps = env_ids[rows[which]], positions[rows[which]]
             drawn.append((order, *steps, masses[which], chances))
         if not drawn:
-            raise StaleError(
-                "The steps were overwritten while they were drawn. Draw again."
-            )
-        order, *columns = (
-            np.concatenate(column) for column in zip(*drawn, strict=True)
-        )
-        env_ids, positions, masses, chances = (
-            column[np.argsort(order)] for column in columns
-        )
+            raise StaleError("The steps were overwritten while they were drawn. Draw again.")
+        order, *columns = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        env_ids, positions, masses, chances = (column[np.argsort(order)] for column in columns)
         return env_ids, positions, masses, chances

@@ -45,9 +45,8 @@ class Query:
             raise Refusal(BAD, f"The query is longer than {MAX_QUERY_LENGTH} bytes.")
         try:
             pairs = parse_qsl(
-                text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS,
-                errors="strict",
-            )  # fmt: skip
+                text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict"
+            )
         except ValueError as error:
             raise Refusal(BAD, "The query cannot be read.") from error
         return cls(dict(pairs))
@@ -68,9 +67,7 @@ class Query:
             raise Refusal(BAD, f"{name} is longer than {longest} characters.")
         return value
 
-    def integer(
-        self, name: str, low: int, high: int, default: int | None = None
-    ) -> int:
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         """Return a whole number in ``[low, high]``.
 
         Raises:
@@ -97,9 +94,7 @@ class Query:
             return default
         value = _number(name, self.text(name, longest=40))
         if not low <= value <= high:
-            raise Refusal(
-                BAD, f"{name} must be between {low:g} and {high:g}, got {value:g}."
-            )
+            raise Refusal(BAD, f"{name} must be between {low:g} and {high:g}, got {value:g}.")
         return value
 
     def limits(self, name: str) -> tuple[float, float] | None:
@@ -142,18 +137,13 @@ class Query:
         for item in text.split(","):
             env_id, colon, position = item.partition(":")
             legal = colon and all(
-                part.isascii() and part.isdigit() and len(part) <= 19
-                for part in (env_id, position)
+                part.isascii() and part.isdigit() and len(part) <= 19 for part in (env_id, position)
             )
             if not legal or max(int(env_id), int(position)) > MAX_POSITION:
-                raise Refusal(
-                    BAD, f"{name} must be environment:position,environment:position."
-                )
+                raise Refusal(BAD, f"{name} must be environment:position,environment:position.")
             pairs.append((int(env_id), int(position)))
         if len(pairs) > maximum:
-            raise Refusal(
-                BAD, f"{name} must name at most {maximum} rows, got {len(pairs)}."
-            )
+            raise Refusal(BAD, f"{name} must name at most {maximum} rows, got {len(pairs)}.")
         return pairs
 
 

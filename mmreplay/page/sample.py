@@ -101,9 +101,15 @@ class Sample:
         follows[1:] &= np.diff(rows) == 1
         follows[0] = False
         return Sample(
-            self.env_ids[rows], self.positions[rows], follows, self.ends[rows],
-            self.eighths[rows], self.rows[rows], False, self.num_envs,
-        )  # fmt: skip
+            self.env_ids[rows],
+            self.positions[rows],
+            follows,
+            self.ends[rows],
+            self.eighths[rows],
+            self.rows[rows],
+            False,
+            self.num_envs,
+        )
 
     @property
     def steps(self) -> Steps:
@@ -159,9 +165,15 @@ def take_sample(
         follows &= (flags & START) == 0
     ages = (positions - span.first[env_ids]) * 8 // lengths[env_ids]
     return Sample(
-        env_ids, positions, follows, (flags & END) != 0, ages.astype(np.uint8),
-        np.arange(len(positions)), complete, len(lengths),
-    )  # fmt: skip
+        env_ids,
+        positions,
+        follows,
+        (flags & END) != 0,
+        ages.astype(np.uint8),
+        np.arange(len(positions)),
+        complete,
+        len(lengths),
+    )
 
 
 def rows_of(field: Field, together: bool = False) -> int:
@@ -196,9 +208,7 @@ def sample_blocks(
     joined, some = False, False
     for first in range(0, len(sample), step):
         rows = slice(first, min(first + step, len(sample)))
-        left, values = read_left(
-            buffer, path, sample.env_ids[rows], sample.positions[rows]
-        )
+        left, values = read_left(buffer, path, sample.env_ids[rows], sample.positions[rows])
         follows = sample.follows[rows].copy()
         follows[1:] &= left[:-1]
         follows[0] &= joined
@@ -214,9 +224,7 @@ def sample_blocks(
         )
 
 
-def sample_values(
-    buffer: ReplayBuffer, path: str, sample: Sample, components: int
-) -> Values:
+def sample_values(buffer: ReplayBuffer, path: str, sample: Sample, components: int) -> Values:
     """Read the first components of a field of a sample, at least one step.
 
     Returns:
@@ -268,9 +276,7 @@ def histogram_of(values: Values, field: Field, bins: int = BINS) -> Histogram:
     return bin_values([values], field, bins)[0]
 
 
-def bin_values(
-    arrays: Sequence[Values], field: Field, bins: int = BINS
-) -> list[Histogram]:
+def bin_values(arrays: Sequence[Values], field: Field, bins: int = BINS) -> list[Histogram]:
     """Count the values of some arrays in the same bins.
 
     Args:
@@ -283,10 +289,7 @@ def bin_values(
         moments = moments.merge(moments_of(values))
     edges = edges_of(moments, field, bins)
     none = np.zeros(len(edges) - 1, np.int64)
-    counts = [
-        count_values(values, moments, edges) if len(values) else none
-        for values in arrays
-    ]
+    counts = [count_values(values, moments, edges) if len(values) else none for values in arrays]
     return [Histogram(each, edges) for each in counts]
 
 
@@ -463,9 +466,7 @@ def measure(
     )
 
 
-def _first_finite(
-    values: Values, finite: NDArray[np.bool_] | None, known: Values | None
-) -> Values:
+def _first_finite(values: Values, finite: NDArray[np.bool_] | None, known: Values | None) -> Values:
     """Return the first finite value of each component, or one that is not finite.
 
     Args:

@@ -73,10 +73,7 @@ class SaveReport:
 
 
 def save_page(
-    page: Page,
-    folder: Path,
-    select: Path | None = None,
-    progress: Progress | None = None,
+    page: Page, folder: Path, select: Path | None = None, progress: Progress | None = None
 ) -> SaveReport:
     """Write a page; the folder appears whole or not at all.
 
@@ -103,9 +100,7 @@ def save_page(
     for shown in page.shown:
         path = shown.buffer.path
         if path.resolve() in folder.resolve().parents:
-            raise FormatError(
-                f"{folder} is inside the buffer {path}. Choose another folder."
-            )
+            raise FormatError(f"{folder} is inside the buffer {path}. Choose another folder.")
     staging = Staging(folder, folder=True)
     try:
         names = []
@@ -168,10 +163,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _data_files(
-    page: Page,
-    ranges: tuple[int, RowRanges] | None,
-    report: SaveReport,
-    progress: Progress | None,
+    page: Page, ranges: tuple[int, RowRanges] | None, report: SaveReport, progress: Progress | None
 ) -> Iterator[bytes]:
     """Scripts of a few MiB that hold all answers."""
     lines: list[bytes] = []
@@ -224,10 +216,7 @@ class _Saver:
 
 
 def _answers(
-    page: Page,
-    ranges: tuple[int, RowRanges] | None,
-    report: SaveReport,
-    progress: Progress | None,
+    page: Page, ranges: tuple[int, RowRanges] | None, report: SaveReport, progress: Progress | None
 ) -> Iterator[tuple[str, str, bytes]]:
     """Keys, types and bodies of all answers of a saved page."""
     saver = _Saver(page, report)
@@ -235,9 +224,12 @@ def _answers(
     buffers = {"buffers": states, "sampler": page.sampler}
     yield "/api/buffers", JSON_TYPE, encode_json(buffers)
     settings = {
-        "buckets": BUCKETS, "components": COMPONENTS, "frames": FRAMES, "side": SIDE,
+        "buckets": BUCKETS,
+        "components": COMPONENTS,
+        "frames": FRAMES,
+        "side": SIDE,
         "values": MAX_VALUES_ROWS,
-    }  # fmt: skip
+    }
     yield "settings", JSON_TYPE, encode_json(settings)
     chosen: list[tuple[int, Shown, EpisodeColumns, list[int]]] = []
     for number, shown in enumerate(page.shown):
@@ -245,9 +237,7 @@ def _answers(
         try:
             columns, rows = _choose(shown, here, report)
         except Refusal as refusal:
-            raise FailedError(
-                f"{shown.buffer.path} cannot be saved: {refusal.text}"
-            ) from refusal
+            raise FailedError(f"{shown.buffer.path} cannot be saved: {refusal.text}") from refusal
         chosen.append((number, shown, columns, rows))
         report.total += len(columns)
     if ranges is None and any(len(rows) < len(columns) for *_, columns, rows in chosen):
@@ -268,13 +258,16 @@ def _answers(
             ]
             yield found
         table = {
-            "total": len(rows), "all": len(columns), "offset": 0, "done": 1.0,
+            "total": len(rows),
+            "all": len(columns),
+            "offset": 0,
+            "done": 1.0,
             "rows": table_rows(columns, np.array(rows, np.int64), _is_live(shown)),
             "histograms": {
                 measure: histogram_of_episodes(columns, measure).to_json()
                 for measure in ("return", "length")
             },
-        }  # fmt: skip
+        }
         yield f"{base}/episodes", JSON_TYPE, encode_json(table)
         for other in range(len(page.shown)):
             if other != number and (found := saver.answer(f"{base}/compare", c=other)):
@@ -291,9 +284,7 @@ def _answers(
             report.episodes = done
             if progress is not None:
                 called("progress", progress, done, total)
-        if page.sampler and (
-            found := saver.answer(f"{base}/draws", sampler=page.sampler, seed=0)
-        ):
+        if page.sampler and (found := saver.answer(f"{base}/draws", sampler=page.sampler, seed=0)):
             yield found
 
 
@@ -315,16 +306,13 @@ def _choose(
         ends = columns.begin + columns.lengths
         rows: list[int] = []
         for env_id, first, stop in zip(
-            ranges.env_ids.tolist(), ranges.first.tolist(), ranges.stop.tolist(),
-            strict=True,
-        ):  # fmt: skip
+            ranges.env_ids.tolist(), ranges.first.tolist(), ranges.stop.tolist(), strict=True
+        ):
             inside = (columns.env_ids == env_id) & (columns.begin < stop)
             found = np.flatnonzero(inside & (ends > first)).tolist()
             if not found:
                 later = env_id < len(columns.heads) and first >= columns.heads[env_id]
-                why = (
-                    "are not written yet" if later else "are not in the buffer any more"
-                )
+                why = "are not written yet" if later else "are not in the buffer any more"
                 text = f"positions {first:,} to {stop:,} of environment {env_id} {why}"
                 if env_id >= len(columns.heads):
                     text = f"there is no environment {env_id} in the buffer"
@@ -333,8 +321,7 @@ def _choose(
         rows = sorted(set(rows))
         if len(rows) > MAX_EPISODES:
             report.notes.append(
-                f"{len(rows):,} episodes are selected: the first {MAX_EPISODES} of "
-                "them were saved"
+                f"{len(rows):,} episodes are selected: the first {MAX_EPISODES} of them were saved"
             )
             rows = rows[:MAX_EPISODES]
         columns.read(shown.buffer.buffer(), np.array(rows, np.int64))
@@ -358,9 +345,7 @@ def _episode(
     """The answers that show one episode."""
     env_id, begin = int(columns.env_ids[row]), int(columns.begin[row])
     end = begin + int(columns.lengths[row])
-    found = saver.answer(
-        f"{base}/episode", env=env_id, at=begin, listed=MAX_LISTED_REWARDS
-    )
+    found = saver.answer(f"{base}/episode", env=env_id, at=begin, listed=MAX_LISTED_REWARDS)
     if found:
         # The page asks without a number.
         key, _ = key_of(f"{base}/episode", env=env_id, at=begin)
@@ -370,9 +355,7 @@ def _episode(
     # The row after the last step, too, where there is one: it may be a final row.
     stop = min(end + 1, begin + MAX_STEPS, int(buffer.span.stop[env_id]))
     for first in range(begin, stop, MAX_VALUES_ROWS):
-        found = saver.answer(
-            f"{base}/values", env=env_id, first=first, count=MAX_VALUES_ROWS
-        )
+        found = saver.answer(f"{base}/values", env=env_id, first=first, count=MAX_VALUES_ROWS)
         if found:
             yield found
     for path, schema_field in buffer.schema.fields.items():
@@ -381,9 +364,8 @@ def _episode(
                 if saver.nbytes > MAX_NBYTES:
                     return
                 found = saver.answer(
-                    f"{base}/frames", field=path, env=env_id, first=first,
-                    count=FRAMES, side=SIDE,
-                )  # fmt: skip
+                    f"{base}/frames", field=path, env=env_id, first=first, count=FRAMES, side=SIDE
+                )
                 if found:
                     yield found
             continue
@@ -392,8 +374,14 @@ def _episode(
         size = int(np.prod(numbers_of(schema_field).shape, dtype=np.int64))
         for low in range(0, min(size, MAX_COMPONENTS), COMPONENTS):
             found = saver.answer(
-                f"{base}/curve", field=path, env=env_id, first=begin, stop=end,
-                buckets=BUCKETS, c0=low, c1=low + COMPONENTS,
-            )  # fmt: skip
+                f"{base}/curve",
+                field=path,
+                env=env_id,
+                first=begin,
+                stop=end,
+                buckets=BUCKETS,
+                c0=low,
+                c1=low + COMPONENTS,
+            )
             if found:
                 yield found

@@ -52,9 +52,7 @@ class Steps:
 
     def pick(self, which: Bools | slice) -> Steps:
         """Return some of them."""
-        return Steps(
-            self.env_ids[which], self.eighths[which], self.ends[which], self.num_envs
-        )
+        return Steps(self.env_ids[which], self.eighths[which], self.ends[which], self.num_envs)
 
     def lately(self) -> list[tuple[str, Bools]]:
         """Return the newest quarter and the newest eighth where they have the rows."""
@@ -78,9 +76,7 @@ class Steps:
         return large, numbers[self.env_ids]
 
 
-def looked_at(
-    rows: int, complete: bool, num_sections: int = 0, num_envs: int = 1
-) -> str:
+def looked_at(rows: int, complete: bool, num_sections: int = 0, num_envs: int = 1) -> str:
     """Say what a finding is from.
 
     Args:
@@ -309,11 +305,7 @@ def reward_facts(values: NDArray[np.generic], steps: Steps) -> RewardFacts:
         newest_rows=int(newest.sum()),
         newest_nonzero=int((some & newest).sum()),
         old_size=(_quantile(old, 0.5), _quantile(old, 0.98)),
-        new_size=(
-            _quantile(latest, 0.5),
-            _quantile(latest, 0.98),
-            _quantile(new, 0.98),
-        ),
+        new_size=(_quantile(latest, 0.5), _quantile(latest, 0.98), _quantile(new, 0.98)),
         outliers=int(far.sum()),
         outlier=float(rewards[sizes.argmax()]) if far.any() else np.nan,
         usual=usual,

@@ -215,10 +215,7 @@ class ShownBuffer:
         return self._num_starts
 
     def result(
-        self,
-        key: object,
-        make: Callable[[ReplayBuffer], T],
-        max_age_s: float | None = None,
+        self, key: object, make: Callable[[ReplayBuffer], T], max_age_s: float | None = None
     ) -> Result[T]:
         """Return what was made of the buffer for a key, or make it.
 
@@ -354,9 +351,7 @@ class ShownBuffer:
         gone = self._ended_without_closing(buffer, commit)
         return "gone" if gone else "closed", commit
 
-    def _ended_without_closing(
-        self, buffer: ReplayBuffer, commit: dict[str, Any] | None
-    ) -> bool:
+    def _ended_without_closing(self, buffer: ReplayBuffer, commit: dict[str, Any] | None) -> bool:
         if not self._was_live:
             return buffer.recovery.how == "killed"
         return commit is None or not commit["clean"]
@@ -498,9 +493,7 @@ class BackgroundReader:
                 return
             self._jobs[key] = job
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="mmreplay-page", daemon=True
-                )
+                self._thread = threading.Thread(target=self._run, name="mmreplay-page", daemon=True)
                 self._thread.start()
             self._condition.notify()
 

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 # The first and the last version with which `make ray` passes.
 OLDEST, NEWEST = (2, 55, 1), (2, 60)
 
-MISSING = (
-    "mmreplay.ray needs Ray, which is not installed. Run: pip install 'mmreplay[ray]'"
-)
+MISSING = "mmreplay.ray needs Ray, which is not installed. Run: pip install 'mmreplay[ray]'"
 
 try:
     import ray

@@ -48,21 +48,10 @@ from mmreplay.ray.limits import (
 )
 from mmreplay.ray.messages import client_to_bytes, reply_from_bytes, request_to_bytes
 from mmreplay.ray.reply_blocks import from_blocks, num_blocks
-from mmreplay.ray.ring_table import (
-    WAIT_S,
-    is_restarted,
-    out_of_patience,
-    refuse_shard,
-)
+from mmreplay.ray.ring_table import WAIT_S, is_restarted, out_of_patience, refuse_shard
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.seeds import draw_by_rank
-from mmreplay.ray.shard_calls import (
-    Call,
-    CallLostError,
-    NotYetError,
-    RunCalls,
-    ShardCalls,
-)
+from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError, RunCalls, ShardCalls
 from mmreplay.ray.sources import RingsSource
 from mmreplay.samplers.base import Sampler, State, checked
 from mmreplay.storage.gather import BufferPool
@@ -389,8 +378,7 @@ class ReplayClient(ReplayLoader):
         integer("rank", rank, 0, "Ranks are counted from 0.")
         if rank >= num_ranks:
             raise SchemaError(
-                f"rank must be below num_ranks, {num_ranks}, got {rank}. Ranks are "
-                "counted from 0."
+                f"rank must be below num_ranks, {num_ranks}, got {rank}. Ranks are counted from 0."
             )
         guard = ProcessGuard("this client was made", "Make one in the child")
         self._rings: RingsSource | None = None
@@ -417,11 +405,21 @@ class ReplayClient(ReplayLoader):
             limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
-                    calls, own, transforms, per_call=per_call, ahead=prefetch,
-                    alone=alone, straggler_s=straggler_s, lost_s=lost_s,
-                    patience_s=patience_s, seed=seed, rank=rank, num_ranks=num_ranks,
-                    group=group, limit=limit,
-                )  # fmt: skip
+                    calls,
+                    own,
+                    transforms,
+                    per_call=per_call,
+                    ahead=prefetch,
+                    alone=alone,
+                    straggler_s=straggler_s,
+                    lost_s=lost_s,
+                    patience_s=patience_s,
+                    seed=seed,
+                    rank=rank,
+                    num_ranks=num_ranks,
+                    group=group,
+                    limit=limit,
+                )
             except BaseException:
                 if limit is not None:
                     limit.close()
@@ -557,9 +555,7 @@ def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
     return work.num_ready() + rings.num_answered()
 
 
-def _close(
-    guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | None
-) -> None:
+def _close(guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
     """Close what a client opened; a forked child leaves it to the other process."""
     if guard.forked:
         return
@@ -603,9 +599,7 @@ def _only_ring(
     )
 
 
-def _info(
-    run: RunCalls, calls: ShardCalls, lost_s: float, patience_s: float
-) -> dict[str, Any]:
+def _info(run: RunCalls, calls: ShardCalls, lost_s: float, patience_s: float) -> dict[str, Any]:
     began = time.monotonic()
     call = calls.send("info")
     while True:

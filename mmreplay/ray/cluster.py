@@ -32,11 +32,7 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
-from ray.experimental.internal_kv import (
-    _internal_kv_del,
-    _internal_kv_get,
-    _internal_kv_put,
-)
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmreplay.errors import FailedError, ReplayError, SchemaError, StarvedError, shown
@@ -68,19 +64,33 @@ SHARD_THREADS = {"draw": 2, "write": 1, "control": 1, "count": 1}
 """Threads of a shard by the kind of call, so that none waits for one of another kind.
 Asynchronous calls would cost 20 to 40 % more."""
 SHARD_CALLS = {
-    "masses": "draw", "exchange": "draw",
-    "lease": "write", "extend": "write", "give_back": "write",
-    "info": "control", "serve": "control", "freeze": "control", "stop": "control",
-    "counts": "count", "restore": "control", "epoch_names": "control",
-}  # fmt: skip
+    "masses": "draw",
+    "exchange": "draw",
+    "lease": "write",
+    "extend": "write",
+    "give_back": "write",
+    "info": "control",
+    "serve": "control",
+    "freeze": "control",
+    "stop": "control",
+    "counts": "count",
+    "restore": "control",
+    "epoch_names": "control",
+}
 REGISTRY_THREADS = {"grant": 2, "epoch": 1, "join": 2, "control": 1}
 """Those of a registry: others do not wait while it asks for a shard that is away."""
 REGISTRY_CALLS = {
-    "grant": "grant", "limit": "grant", "check_limit": "grant",
-    "bound": "grant", "known_bound": "grant",
-    "epoch": "epoch", "epoch_name": "epoch",
-    "join": "join", "check": "control", "members": "control",
-}  # fmt: skip
+    "grant": "grant",
+    "limit": "grant",
+    "check_limit": "grant",
+    "bound": "grant",
+    "known_bound": "grant",
+    "epoch": "epoch",
+    "epoch_name": "epoch",
+    "join": "join",
+    "check": "control",
+    "members": "control",
+}
 
 
 class UnansweredError(StarvedError):
@@ -171,9 +181,7 @@ def nodes() -> list[Node]:
     """The nodes that are alive."""
     return [
         Node(
-            str(node["NodeID"]),
-            str(node["NodeManagerHostname"]),
-            node.get("Labels", {}).get(LABEL),
+            str(node["NodeID"]), str(node["NodeManagerHostname"]), node.get("Labels", {}).get(LABEL)
         )
         for node in ray.nodes()
         if node["Alive"]
@@ -289,11 +297,7 @@ def start_shard(run: str, key: str, root: str, node: Node, network: bool) -> Non
 
     binding: dict[str, Any] = {"label_selector": {LABEL: key}}
     if node.label != key:
-        binding = {
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(
-                node.node_id, soft=False
-            )
-        }
+        binding = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
     actor = _actor_class(Shard, SHARD_THREADS, SHARD_CALLS)
     options = {**_options(shard_name(run, key)), **binding}
     actor.options(**options).remote(run, root, key, network)
@@ -309,10 +313,14 @@ def _actor_class(kind: type, threads: dict[str, int], calls: dict[str, str]) -> 
 
 def _options(name: str) -> dict[str, Any]:
     return {
-        "name": name, "namespace": NAMESPACE, "lifetime": "detached",
-        "get_if_exists": True, "num_cpus": 0, "max_restarts": -1,
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
         "max_task_retries": 0,
-    }  # fmt: skip
+    }
 
 
 def _actor(name: str) -> Any:
@@ -385,9 +393,7 @@ class Unanswered:
         """Begin without a call."""
         self._calls: dict[Any, tuple[list[Any], Callable[[], object]]] = {}
 
-    def add(
-        self, key: Any, references: list[Any], needed: Callable[[], object]
-    ) -> None:
+    def add(self, key: Any, references: list[Any], needed: Callable[[], object]) -> None:
         """Note a call that was sent.
 
         Args:

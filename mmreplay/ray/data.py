@@ -174,8 +174,7 @@ def read_as(
     total = sum(len(group) for group in named.values())
     if total == 0:
         raise SchemaError(
-            f"paths must name at least one ring, got {paths!r}. Pass the folder of a "
-            "ring."
+            f"paths must name at least one ring, got {paths!r}. Pass the folder of a ring."
         )
     placed: dict[tuple[str, ...], list[tuple[int, RingStarts]]] = {}
     number = 0
@@ -201,9 +200,7 @@ def read_as(
                 bound = {"ray_remote_args": bound}
             datasets.append(ray.data.read_datasource(source, **bound))
     if not datasets:
-        raise EmptyError(
-            f"none of {len(every)} rings has a legal start. Add steps first."
-        )
+        raise EmptyError(f"none of {len(every)} rings has a legal start. Add steps first.")
     return datasets[0].union(*datasets[1:]) if len(datasets) > 1 else datasets[0]
 
 
@@ -244,9 +241,7 @@ class RingDatasource(Datasource):
         _check_alike(every)
         rings = {number: ring for number, ring in enumerate(every) if ring.num_rows}
         if not rings:
-            raise EmptyError(
-                f"none of {len(every)} rings has a legal start. Add steps first."
-            )
+            raise EmptyError(f"none of {len(every)} rings has a legal start. Add steps first.")
         self._take(rings, fields, transforms, live)
 
     @classmethod
@@ -306,10 +301,7 @@ class RingDatasource(Datasource):
         return max(1, sum(self._nbytes[name] for name in self._projection_map))
 
     def get_read_tasks(
-        self,
-        parallelism: int,
-        per_task_row_limit: int | None = None,
-        data_context: object = None,
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
         """Divide the rings into tasks of like numbers of rows."""
         total = sum(ring.num_rows for ring in self._rings.values())
@@ -319,9 +311,7 @@ class RingDatasource(Datasource):
             share = round(parallelism * ring.num_rows / total)
             count = min(max(1, share), ring.num_rows)
             edges = np.linspace(ring.first, ring.stop, count + 1).astype(np.int64)
-            for first, stop in zip(
-                edges[:-1].tolist(), edges[1:].tolist(), strict=True
-            ):
+            for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
                 metadata = BlockMetadata(
                     num_rows=None if self._live else stop - first,
                     size_bytes=(stop - first) * row_nbytes,
@@ -329,9 +319,16 @@ class RingDatasource(Datasource):
                     input_files=(ring.path,),
                 )
                 task = partial(
-                    read_rows, ring, number, first, stop, tuple(self._projection_map),
-                    self._transforms, self._count, self._finish,
-                )  # fmt: skip
+                    read_rows,
+                    ring,
+                    number,
+                    first,
+                    stop,
+                    tuple(self._projection_map),
+                    self._transforms,
+                    self._count,
+                    self._finish,
+                )
                 limit = {"per_task_row_limit": per_task_row_limit}
                 tasks.append(ReadTask(task, metadata, **limit))
         return tasks
@@ -399,13 +396,8 @@ def look_at(
             ranks = ranks if buffer.schema.varying else ranks[:1]
             env_ids, positions = snapshot.steps_at(view, ranks)
             some = buffer.take(env_ids, positions)
-            nbytes = {
-                name: -(-array.nbytes // len(ranks))
-                for name, array in some.fields.items()
-            }
-            varying = frozenset(
-                name for name, c in some.fields.items() if isinstance(c, Ragged)
-            )
+            nbytes = {name: -(-array.nbytes // len(ranks)) for name, array in some.fields.items()}
+            varying = frozenset(name for name, c in some.fields.items() if isinstance(c, Ragged))
             for name in ("env_id", "position", "buffer_id"):
                 nbytes.setdefault(name, 8)
         stored = frozenset() if transforms else frozenset(buffer.schema.paths)
@@ -413,9 +405,7 @@ def look_at(
         return RingStarts(str(where), known, first, stop, nbytes, stored, varying)
 
 
-def _ranks_within(
-    buffer: ReplayBuffer, span: Span, snapshot: EpochSnapshot
-) -> tuple[int, int]:
+def _ranks_within(buffer: ReplayBuffer, span: Span, snapshot: EpochSnapshot) -> tuple[int, int]:
     """Ranks of the legal starts in consecutive rows of consecutive environments."""
     envs = np.flatnonzero(span.lengths)
     if not len(envs):
@@ -425,9 +415,7 @@ def _ranks_within(
     with view.lock:
         edges = np.append(0, np.cumsum(snapshot.counts))
         first = int(view.legal_before(low, span.first[low])[0])
-        stop = int(
-            view.legal_before(high, np.minimum(span.stop, snapshot.stops)[high])[0]
-        )
+        stop = int(view.legal_before(high, np.minimum(span.stop, snapshot.stops)[high])[0])
     return first, max(first, min(stop, int(edges[int(high[0]) + 1])))
 
 
@@ -629,9 +617,7 @@ def _find(
                 "{node: [path]} for those to read."
             )
         everywhere = name is None and len(seen) == len(workers)
-        found.append(
-            (() if everywhere else tuple(sorted(seen)), next(iter(seen.values())))
-        )
+        found.append((() if everywhere else tuple(sorted(seen)), next(iter(seen.values()))))
     return found
 
 
@@ -800,17 +786,13 @@ class RingDatasink(Datasink):
         old = [name for name in files.names(self.path) if name.startswith("part-")]
         if old:
             raise FormatError(
-                f"{self.path} holds {old[0]} already. Pass a new folder, or remove the "
-                "rings in it."
+                f"{self.path} holds {old[0]} already. Pass a new folder, or remove the rings in it."
             )
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> str | None:
         """Write a ring of this task's rows, whole or not at all."""
         self._make_folders()
-        name, prefix = (
-            f"part-{ctx.task_idx:05d}",
-            f"tmp-{self._run}-{ctx.task_idx:05d}-",
-        )
+        name, prefix = (f"part-{ctx.task_idx:05d}", f"tmp-{self._run}-{ctx.task_idx:05d}-")
         for entry in files.names(self.path):
             # An attempt of this task that was killed.
             if entry.startswith(prefix):
@@ -826,8 +808,7 @@ class RingDatasink(Datasink):
             _check_columns(self.schema, rows)
         firsts = [_row_id(rows, 0) for rows in batches]
         follows = [
-            _follows(rows, after)
-            for rows, after in zip(batches, [*firsts[1:], None], strict=True)
+            _follows(rows, after) for rows, after in zip(batches, [*firsts[1:], None], strict=True)
         ]
         breaks = [
             ~follow | _ended(self.schema, rows)
@@ -837,9 +818,8 @@ class RingDatasink(Datasink):
         capacity = sum(len(ends) + int(ends.sum()) for ends in breaks)
         staged = self.path / f"{prefix}{uuid.uuid4().hex}"
         ring = ReplayBuffer.create(
-            staged, self.schema, capacity, commit_every=None,
-            user_metadata={"write": self._run},
-        )  # fmt: skip
+            staged, self.schema, capacity, commit_every=None, user_metadata={"write": self._run}
+        )
         with ring:
             broken = False
             for rows, follow in zip(batches, follows, strict=True):
@@ -931,9 +911,7 @@ def _ended(schema: Schema, rows: Columns) -> NDArray[np.bool_]:
     return ended
 
 
-def _extend(
-    ring: ReplayBuffer, rows: Columns, follows: NDArray[np.bool_], broken: bool
-) -> bool:
+def _extend(ring: ReplayBuffer, rows: Columns, follows: NDArray[np.bool_], broken: bool) -> bool:
     """Add rows in order, with an end where the next row does not continue a row.
 
     Args:
@@ -966,9 +944,7 @@ def _extend(
         final = {path: array[run] for path, array in following.items()}
         ring.extend(
             {path: rows[path][run] for path in schema.paths},
-            final_observation=final.get("")
-            if "" in final
-            else unflatten(final) or None,
+            final_observation=final.get("") if "" in final else unflatten(final) or None,
         )
     return bool(breaks[-1])
 

@@ -36,14 +36,21 @@ from mmreplay.transforms.without_next import WithoutNext
 Description = dict[str, Any]
 """``{"class": name, "arguments": {name: value}}``."""
 
-SAMPLERS: tuple[type, ...] = (
-    UniformSampler, PrioritizedSampler, SequenceSampler, ShuffledSampler,
-)  # fmt: skip
+SAMPLERS: tuple[type, ...] = (UniformSampler, PrioritizedSampler, SequenceSampler, ShuffledSampler)
 """Samplers that draw from several rings as from one."""
 TRANSFORMS: tuple[type, ...] = (
-    ActionHistory, Cast, Delta, DiscountedReturn, FrameStack, GAE, LambdaReturn, NStep,
-    Normalize, OneHot, WithoutNext,
-)  # fmt: skip
+    ActionHistory,
+    Cast,
+    Delta,
+    DiscountedReturn,
+    FrameStack,
+    GAE,
+    LambdaReturn,
+    NStep,
+    Normalize,
+    OneHot,
+    WithoutNext,
+)
 CLASSES = {each.__name__: each for each in (*SAMPLERS, *TRANSFORMS, LinearSchedule)}
 
 LEARNERS_OWN = {

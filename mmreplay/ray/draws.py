@@ -42,13 +42,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format.ray_files import FrozenEpoch
 from mmreplay.ray.descriptions import Description, make, text_of
-from mmreplay.ray.epochs import (
-    NUM_EPOCHS,
-    FrozenEpochs,
-    at_epoch,
-    frozen_now,
-    unknown_epoch,
-)
+from mmreplay.ray.epochs import NUM_EPOCHS, FrozenEpochs, at_epoch, frozen_now, unknown_epoch
 from mmreplay.ray.limits import counter_of
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.samplers.joint import DrawAtShares, JointWeights, Mass, ShareSampler
@@ -208,9 +202,7 @@ class RingDraws:
         known: What `masses` returned last.
     """
 
-    def __init__(
-        self, client: Client, transforms: Sequence[Transform] | None = None
-    ) -> None:
+    def __init__(self, client: Client, transforms: Sequence[Transform] | None = None) -> None:
         """Make one without rings; see `serve`.
 
         Args:
@@ -255,10 +247,7 @@ class RingDraws:
                     ring.buffer.close()
                 sampler = make(self.client["sampler"])
                 buffer = ReplayBuffer.open(
-                    folder,
-                    sampler=sampler,
-                    transforms=self._transforms,
-                    limiter=counter_of(folder),
+                    folder, sampler=sampler, transforms=self._transforms, limiter=counter_of(folder)
                 )
                 self._rings[name] = _Ring(buffer, sampler, folder)
             # In the order of names, whichever came first.
@@ -296,10 +285,7 @@ class RingDraws:
         return self.known
 
     def exchange(
-        self,
-        updates: Mapping[str, Sequence[Update]],
-        wanted: Wanted | None,
-        highest: float,
+        self, updates: Mapping[str, Sequence[Update]], wanted: Wanted | None, highest: float
     ) -> Reply:
         """Set priorities, then draw.
 
@@ -326,9 +312,8 @@ class RingDraws:
         if wanted is not None:
             for name in shares.keys() & rings.keys():
                 draws[name] = self._draw(
-                    rings[name], shares[name], wanted, name in wanted["rows"],
-                    views[name],
-                )  # fmt: skip
+                    rings[name], shares[name], wanted, name in wanted["rows"], views[name]
+                )
         return {"masses": masses, "draws": draws, "dropped": dropped}
 
     def update(
@@ -369,20 +354,15 @@ class RingDraws:
             with view.lock:
                 try:
                     dropped += sampler.update_priorities(
-                        view, each["env_ids"], each["positions"], each["values"],
-                        each["mask"],
-                    )  # fmt: skip
+                        view, each["env_ids"], each["positions"], each["values"], each["mask"]
+                    )
                 except StaleError:
                     # Rows that a power cut took back: they are not there any more.
                     dropped += len(each["positions"])
         return dropped
 
     def _mass(
-        self,
-        ring: _Ring,
-        step: int,
-        highest: float,
-        view: GenerationReader | None = None,
+        self, ring: _Ring, step: int, highest: float, view: GenerationReader | None = None
     ) -> Mass:
         sampler = cast(ShareSampler, ring.sampler)
         while True:

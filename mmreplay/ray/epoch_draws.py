@@ -27,13 +27,7 @@ from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.draws import Reply
 from mmreplay.ray.epochs import EpochPlan, EpochShare, FrozenRun
 from mmreplay.ray.joined_batches import BatchJoiner
-from mmreplay.ray.requests import (
-    PlannedBatch,
-    PlannedCall,
-    Request,
-    Requests,
-    RingRows,
-)
+from mmreplay.ray.requests import PlannedBatch, PlannedCall, Request, Requests, RingRows
 from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, RingTable
 from mmreplay.ray.shard_calls import CallLostError, NotYetError
 from mmreplay.samplers.base import State

@@ -30,11 +30,7 @@ from mmreplay.samplers.base import Sampler, State, View, ask
 from mmreplay.samplers.joint import ShareSampler
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.shuffled import (
-    EpochSnapshot,
-    ShuffledSampler,
-    share_of_rank,
-)
+from mmreplay.samplers.shuffled import EpochSnapshot, ShuffledSampler, share_of_rank
 from mmreplay.samplers.states import check_kind, same, stored_integer
 from mmreplay.samplers.uniform import BlockPermutation, order_of
 
@@ -88,11 +84,7 @@ class FrozenEpochs:
         return list(dict.fromkeys(names))
 
     def freeze(
-        self,
-        name: str,
-        epoch: int,
-        buffers: Sequence[str],
-        look: Callable[[], tuple[Ids, Ids]],
+        self, name: str, epoch: int, buffers: Sequence[str], look: Callable[[], tuple[Ids, Ids]]
     ) -> FrozenEpoch:
         """Freeze an epoch, or return what was frozen for it before.
 
@@ -111,11 +103,7 @@ class FrozenEpochs:
             if frozen is None:
                 stops, counts = look()
                 frozen = FrozenEpoch(
-                    name,
-                    epoch,
-                    tuple(stops.tolist()),
-                    tuple(counts.tolist()),
-                    tuple(buffers),
+                    name, epoch, tuple(stops.tolist()), tuple(counts.tolist()), tuple(buffers)
                 )
                 self._put(frozen)
             return frozen
@@ -200,9 +188,7 @@ Frozen = dict[str, dict[str, Any] | None]
 """By uuid of each ring what it froze for an epoch, as JSON; None where it has not."""
 
 
-def freeze_rings(
-    ask: Callable[[list[str] | None], tuple[Frozen, list[str]]],
-) -> dict[str, Any]:
+def freeze_rings(ask: Callable[[list[str] | None], tuple[Frozen, list[str]]]) -> dict[str, Any]:
     """Have every ring of a run freeze an epoch, or find what was frozen for it.
 
     Which rings belong to the epoch is what any ring has written down: a registry that
@@ -340,11 +326,7 @@ class EpochPlan:
     """
 
     def __init__(
-        self,
-        sampler: ShuffledSampler,
-        rank: int = 0,
-        num_ranks: int = 1,
-        seed: int | None = None,
+        self, sampler: ShuffledSampler, rank: int = 0, num_ranks: int = 1, seed: int | None = None
     ) -> None:
         """Begin before the first epoch.
 
@@ -373,11 +355,7 @@ class EpochPlan:
                     f"got {rank} of {num_ranks}. Leave it out of one of both."
                 )
             rank, num_ranks = own
-        if (
-            num_ranks > 1
-            and seed is None
-            and sampler.generators()[0].given_seed is None
-        ):
+        if num_ranks > 1 and seed is None and sampler.generators()[0].given_seed is None:
             raise SchemaError(
                 f"seed must be given where {num_ranks} learners share epochs, got "
                 "None. Pass the same one to all."
@@ -465,9 +443,7 @@ class EpochPlan:
         ends = np.cumsum(totals)
         which = np.searchsorted(ends, numbers, side="right")
         shares = {}
-        for number, (uuid, total) in enumerate(
-            zip(frozen.rings, totals.tolist(), strict=True)
-        ):
+        for number, (uuid, total) in enumerate(zip(frozen.rings, totals.tolist(), strict=True)):
             ranks = numbers[which == number] - (ends[number] - total)
             if len(ranks):
                 shares[uuid] = share_of_rank(ranks, total)
@@ -498,11 +474,7 @@ class EpochPlan:
             count: Steps that it has.
         """
         if share.epoch > self._skipped_epoch:
-            self._skipped_epoch, self._skipped_before, self._missing = (
-                share.epoch,
-                0,
-                {},
-            )
+            self._skipped_epoch, self._skipped_before, self._missing = (share.epoch, 0, {})
         if share.epoch == self._skipped_epoch:
             missing = share.stop - share.first - count
             self._missing.pop(share.first, None)

@@ -172,13 +172,7 @@ class Grants:
             )
 
     def ask(
-        self,
-        who: str,
-        side: Side,
-        count: int,
-        unused: int,
-        number: int,
-        ahead: int = 0,
+        self, who: str, side: Side, count: int, unused: int, number: int, ahead: int = 0
     ) -> bool:
         """Note a request; `decide` answers it.
 
@@ -215,9 +209,7 @@ class Grants:
         granted = 0
         if asker is not None and count and self._counts is not None:
             own = asker.side
-            unused = sum(
-                each.not_counted for each in self._askers.values() if each.side == own
-            )
+            unused = sum(each.not_counted for each in self._askers.values() if each.side == own)
             ahead = sum(each.ahead(self._began_s) for each in self._askers.values())
             samples = max(0, counts.samples - ahead)
             if own == "insert":
@@ -366,12 +358,7 @@ class Asker:
     """
 
     def __init__(
-        self,
-        side: Side,
-        limiter: RateLimiter,
-        allowance: Allowance,
-        ask: Ask,
-        what: str,
+        self, side: Side, limiter: RateLimiter, allowance: Allowance, ask: Ask, what: str
     ) -> None:
         """Begin to ask.
 
@@ -455,10 +442,7 @@ class Asker:
                     if self._allowance.available >= count:
                         return True
                     now_s = time.monotonic()
-                    over = (
-                        limiter.timeout is not None
-                        and now_s - began_s >= limiter.timeout
-                    )
+                    over = limiter.timeout is not None and now_s - began_s >= limiter.timeout
                     alone = (
                         self._answer is not None
                         and self._answer.others == 0

@@ -57,9 +57,7 @@ class BatchJoiner:
         """
         each = [rows for number in sorted(by_ring) for rows in by_ring[number]]
         first, count = each[0], sum([len(rows) for rows in each])
-        probabilities = _joined(
-            [rows.probabilities * fractions[rows.number] for rows in each]
-        )
+        probabilities = _joined([rows.probabilities * fractions[rows.number] for rows in each])
         if self._table.prioritized:
             weights = self._weights(planned, fractions, silent).of(probabilities)
         else:
@@ -80,9 +78,7 @@ class BatchJoiner:
             buffer_ids=_numbers([(rows.number, len(rows)) for rows in each]),
         )
 
-    def join_all(
-        self, call: PlannedCall, rings: Sequence[RingRows], shared: SharedArrays
-    ) -> Batch:
+    def join_all(self, call: PlannedCall, rings: Sequence[RingRows], shared: SharedArrays) -> Batch:
         """Join all batches of a call to one, in which they follow each other.
 
         Args:
@@ -135,9 +131,7 @@ class BatchJoiner:
             buffer_ids=ids[own],
         )
 
-    def _all_weights(
-        self, call: PlannedCall, probabilities: Numbers
-    ) -> NDArray[np.float32]:
+    def _all_weights(self, call: PlannedCall, probabilities: Numbers) -> NDArray[np.float32]:
         """Weights of all batches of a call."""
         if not self._table.prioritized:
             return np.ones(len(probabilities), np.float32)

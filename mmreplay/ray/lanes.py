@@ -149,11 +149,7 @@ class Lanes:
         ring: Open for writing; nothing else adds rows to it.
     """
 
-    def __init__(
-        self,
-        ring: ReplayBuffer,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ring: ReplayBuffer, clock: Callable[[], float] = time.monotonic) -> None:
         """Take over an open ring; `open_lanes` opens one.
 
         Args:
@@ -288,11 +284,7 @@ class Lanes:
             self.ring.close()
 
     def _add(
-        self,
-        lease: Lease,
-        columns: Columns,
-        final: Columns | None,
-        envs: Sequence[int] | None,
+        self, lease: Lease, columns: Columns, final: Columns | None, envs: Sequence[int] | None
     ) -> None:
         """Add one block in one publication, so that it is in whole or not at all."""
         steps, half = len(next(iter(columns.values()))), self._max_steps
@@ -400,9 +392,7 @@ class Lanes:
     def _idle(self) -> list[Lease]:
         """Leases whose writers were silent for long, the longest first."""
         since, now = self._last_call, self._clock()
-        silent_s = {
-            lease: now - since.get(lease.writer, now) for lease in self._holding()
-        }
+        silent_s = {lease: now - since.get(lease.writer, now) for lease in self._holding()}
         idle = [lease for lease in silent_s if silent_s[lease] >= self._idle_s]
         return sorted(idle, key=lambda lease: -silent_s[lease])
 
@@ -425,9 +415,7 @@ class Lanes:
         written = ray_files.write_leases(self._folder, new)
         self._leases = {lease.writer: lease for lease in written.leases}
         now = self._clock()
-        self._last_call = {
-            writer: self._last_call.get(writer, now) for writer in self._leases
-        }
+        self._last_call = {writer: self._last_call.get(writer, now) for writer in self._leases}
 
 
 def open_lanes(folder: Path, **options: Any) -> Lanes:

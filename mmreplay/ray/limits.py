@@ -26,14 +26,7 @@ from mmreplay.limiter.bound import FOLDER, BoundLimit, stored_settings
 from mmreplay.limiter.rate_counter import BoundCounter
 from mmreplay.ray import cluster
 from mmreplay.ray.cluster import Remote, UnansweredError
-from mmreplay.ray.grants import (
-    STEPS,
-    Allowance,
-    Answer,
-    Asker,
-    Side,
-    limiter_from,
-)
+from mmreplay.ray.grants import STEPS, Allowance, Answer, Asker, Side, limiter_from
 
 LOOK_S = 1.0
 """A client without a limiter asks so often whether its run has one by now."""
@@ -76,11 +69,7 @@ class RingCounter:
         self.limiter.check(folder, max(capacity, self.limiter.min_size))
 
     def bind(
-        self,
-        folder: Path | None,
-        capacity: int,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, folder: Path | None, capacity: int, count: Count, left_out: LeftOut | None = None
     ) -> BoundCounter:
         """Count for a ring; see `Limiter.bind`."""
         self.check(folder, capacity)
@@ -122,11 +111,7 @@ class RunLimiter:
         RingCounter(self.limiter).check(folder, capacity)
 
     def bind(
-        self,
-        folder: Path | None,
-        capacity: int,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, folder: Path | None, capacity: int, count: Count, left_out: LeftOut | None = None
     ) -> GrantedRows:
         """Begin to ask for grants; see `Limiter.bind`."""
         assert folder is not None
@@ -138,9 +123,7 @@ class RunLimiter:
             counter = ring.bind(folder, capacity, count)
         asker = None
         try:
-            asker = ask_registry(
-                self.run, "insert", self.limiter, STEPS * self.num_envs
-            )
+            asker = ask_registry(self.run, "insert", self.limiter, STEPS * self.num_envs)
             counter = counter or ring.bind(folder, capacity, count)
         except BaseException:
             for each in (asker, counter):
@@ -220,11 +203,7 @@ class ClientLimiter:
         RingCounter(self.limiter).check(folder, capacity)
 
     def bind(
-        self,
-        folder: Path | None,
-        capacity: int,
-        count: Count,
-        left_out: LeftOut | None = None,
+        self, folder: Path | None, capacity: int, count: Count, left_out: LeftOut | None = None
     ) -> GrantedItems:
         """Begin to ask for grants, and count for one ring; see `Limiter.bind`."""
         counter = RingCounter(self.limiter).bind(folder, capacity, count)
@@ -248,9 +227,7 @@ class GrantedItems:
             taken.
     """
 
-    def __init__(
-        self, limiter: ClientLimiter, counter: BoundCounter | None = None
-    ) -> None:
+    def __init__(self, limiter: ClientLimiter, counter: BoundCounter | None = None) -> None:
         """Begin to ask for grants.
 
         Args:

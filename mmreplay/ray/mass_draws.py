@@ -145,9 +145,7 @@ class MassDraws:
         for is_new in (False, True):
             if is_new:
                 table.ask_all()
-            totals = np.array(
-                [0.0 if r.shard.lost else r.mass.total for r in table.rings]
-            )
+            totals = np.array([0.0 if r.shard.lost else r.mass.total for r in table.rings])
             if totals.sum() > 0:
                 return totals
         run = table.run.run
@@ -187,8 +185,7 @@ class MassDraws:
                 with suppress(Exception):
                     self._requests.answered(request)
         return sum(
-            all(request.reply is not None for request in batch.call.requests)
-            for batch in planned
+            all(request.reply is not None for request in batch.call.requests) for batch in planned
         )
 
     # From the replies to a batch.
@@ -232,9 +229,7 @@ class MassDraws:
         call = planned.call
         with call.lock:
             if not call.tried:
-                shared = self._joiner.share(
-                    [*accumulate(own[-1] for own in call.stops)]
-                )
+                shared = self._joiner.share([*accumulate(own[-1] for own in call.stops)])
                 with shared:
                     rows = self._rows_of(call, shared)
                 call.tried = True
@@ -246,9 +241,7 @@ class MassDraws:
             return None
         return self._joiner.batch_of(call, call.joined, planned.number)
 
-    def _rows_of(
-        self, call: PlannedCall, shared: SharedArrays
-    ) -> list[RingRows] | None:
+    def _rows_of(self, call: PlannedCall, shared: SharedArrays) -> list[RingRows] | None:
         """The rows of all batches of a call, ring by ring.
 
         Returns:
@@ -376,9 +369,11 @@ class MassDraws:
     def state_dict(self) -> State:
         """Seed and step; priorities stay with the rings, on disk."""
         return {
-            "kind": "RingsSource", "seed": self._random.seed, "step": self._step,
+            "kind": "RingsSource",
+            "seed": self._random.seed,
+            "step": self._step,
             "sampler": type(self._sampler).__name__,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Draw from a state on."""

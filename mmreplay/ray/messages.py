@@ -158,16 +158,12 @@ def _groups(updates: Mapping[str, Sequence[Update]]) -> list[Group]:
     return [[each] for each in every]
 
 
-def request_from_bytes(
-    arguments: Sequence[bytes],
-) -> tuple[dict[str, list[Update]], Wanted, float]:
+def request_from_bytes(arguments: Sequence[bytes]) -> tuple[dict[str, list[Update]], Wanted, float]:
     """Read what `request_to_bytes` wrote.
 
     Priorities of a ring that follow each other come as one: the last ones win.
     """
-    head, arrays = from_bytes(
-        arguments[0] if len(arguments) == 1 else b"".join(arguments)
-    )
+    head, arrays = from_bytes(arguments[0] if len(arguments) == 1 else b"".join(arguments))
     columns = iter(arrays)
     wanted = head["wanted"]
     wanted["shares"] = {}

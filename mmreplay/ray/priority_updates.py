@@ -35,11 +35,7 @@ class PriorityUpdates:
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        table: RingTable,
-        requests: Requests,
-        stats: ClientStats,
+        self, sampler: Sampler, table: RingTable, requests: Requests, stats: ClientStats
     ) -> None:
         """Send to the shards of a table.
 
@@ -120,9 +116,7 @@ class PriorityUpdates:
     def _checked(self, values: NDArray[Any], batch: Batch, count: int) -> Numbers:
         """A copy of priorities, which are refused here where a shard would do so."""
         if values.dtype.kind not in "fiu" and values.size:
-            raise SchemaError(
-                f"priorities must be real numbers, got {values.dtype}. Cast them."
-            )
+            raise SchemaError(f"priorities must be real numbers, got {values.dtype}. Cast them.")
         windowed = self._windows
         lengths: tuple[int, ...] = ()
         if windowed is not None:

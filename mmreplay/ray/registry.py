@@ -28,15 +28,7 @@ from mmreplay.concatenation import first_difference
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
-from mmreplay.ray.cluster import (
-    ANSWER_S,
-    PAUSE_S,
-    VERSION,
-    Node,
-    Remote,
-    RunFacts,
-    UnansweredError,
-)
+from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Node, Remote, RunFacts, UnansweredError
 from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side, limiter_from
 from mmreplay.schema import Schema
@@ -151,9 +143,7 @@ class Registry:
                 "fields of this one."
             )
 
-    def join(
-        self, key: str, root: str, host: str, node_id: str, network: bool
-    ) -> dict[str, Any]:
+    def join(self, key: str, root: str, host: str, node_id: str, network: bool) -> dict[str, Any]:
         """Add a node to the run and make its shard; may be repeated.
 
         Args:
@@ -212,9 +202,7 @@ class Registry:
             self._counted.pop(key, None)
             self._save_facts()
 
-    def _started(
-        self, key: str, root: str, node: Node, network: bool
-    ) -> dict[str, Any]:
+    def _started(self, key: str, root: str, node: Node, network: bool) -> dict[str, Any]:
         """Make the shard of a node that joins, and return what it says of itself.
 
         A node without a label may be back before Ray finds that it was gone. The shard
@@ -245,19 +233,19 @@ class Registry:
                 alive = self._refresh()
             return {
                 key: {
-                    "root": member.root, "host": member.host, "alive": key in alive,
+                    "root": member.root,
+                    "host": member.host,
+                    "alive": key in alive,
                     "info": member.info,
                 }
                 for key, member in sorted(self._members.items())
-            }  # fmt: skip
+            }
 
     def states(self) -> dict[str, str]:
         """Say what Ray says of the shards; see `cluster.shard_states`."""
         return cluster.shard_states(self.run)
 
-    def epoch_name(
-        self, start: str, rank: int, token: str, lasts: bool = False
-    ) -> dict[str, Any]:
+    def epoch_name(self, start: str, rank: int, token: str, lasts: bool = False) -> dict[str, Any]:
         """Return the name of the epochs of a group of learners; may be repeated.
 
         The first learner of a group makes it. Another learner of a rank that it has
@@ -565,9 +553,11 @@ class Registry:
             schema = None if self._schema is None else [*described(self._schema)]
             counts = {key: each.counts for key, each in sorted(self._counted.items())}
             facts: RunFacts = {
-                "members": members, "bound": self._bound, "schema": schema,
+                "members": members,
+                "bound": self._bound,
+                "schema": schema,
                 "counts": counts,
-            }  # fmt: skip
+            }
             if self._saved is not None and facts != self._saved:
                 with suppress(RayError, ConnectionError):
                     cluster.save_facts(self.run, facts)
@@ -593,9 +583,7 @@ class Registry:
                 continue
             for node in nodes:
                 if node.host == member.host and node.label in (None, key):
-                    cluster.start_shard(
-                        self.run, key, member.root, node, member.network
-                    )
+                    cluster.start_shard(self.run, key, member.root, node, member.network)
                     made = True
                     break
         return made
@@ -616,11 +604,7 @@ def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def check_same(
-    buffer: ReplayBuffer,
-    schema: Schema,
-    capacity: int,
-    num_envs: int,
-    create: Mapping[str, Any],
+    buffer: ReplayBuffer, schema: Schema, capacity: int, num_envs: int, create: Mapping[str, Any]
 ) -> None:
     """Refuse arguments that are not those of a ring that was made before.
 
@@ -637,17 +621,23 @@ def check_same(
     way_out = "Pass what it was made with, or give the ring another name."
     if buffer.schema != schema:
         raise SchemaError(
-            f"{buffer.path} has another schema: "
-            f"{differing(schema, buffer.schema)}. {way_out}"
+            f"{buffer.path} has another schema: {differing(schema, buffer.schema)}. {way_out}"
         )
     made = buffer.metadata
     given = {name: value for name, value in create.items() if value is not None}
     wanted = describe(
-        schema, capacity, num_envs, given.get("engine", made.engine),
-        given.get("layout", made.ring.layout), given.get("autoreset", made.autoreset),
-        None, given.get("codec"), given.get("level"), given.get("chunk_crc32c", False),
+        schema,
+        capacity,
+        num_envs,
+        given.get("engine", made.engine),
+        given.get("layout", made.ring.layout),
+        given.get("autoreset", made.autoreset),
+        None,
+        given.get("codec"),
+        given.get("level"),
+        given.get("chunk_crc32c", False),
         given.get("heap_bytes", made.heap_nbytes or None),
-    )  # fmt: skip
+    )
     facts: dict[str, tuple[object, object]] = {
         "capacity": (buffer.capacity, capacity),
         "num_envs": (buffer.num_envs, num_envs),
@@ -661,8 +651,7 @@ def check_same(
     for argument, (there, got) in facts.items():
         if there != got:
             raise SchemaError(
-                f"{argument} must be {there!r}, as of {buffer.path}, got {got!r}. "
-                f"{way_out}"
+                f"{argument} must be {there!r}, as of {buffer.path}, got {got!r}. {way_out}"
             )
 
 

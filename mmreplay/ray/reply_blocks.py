@@ -76,10 +76,7 @@ def in_blocks(reply: Reply, wanted: Wanted) -> list[object]:
         drawn = reply["draws"][name]
         fields = {} if drawn is None else drawn.pop("fields")
         results += [
-            {
-                path: array[first : first + wanted["block_rows"]]
-                for path, array in fields.items()
-            }
+            {path: array[first : first + wanted["block_rows"]] for path, array in fields.items()}
             for first in firsts
         ]
     return results

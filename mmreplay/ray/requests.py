@@ -23,13 +23,7 @@ from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.draws import Reply, RingDraw, Update, Wanted
 from mmreplay.ray.epochs import EpochShare
 from mmreplay.ray.reply_blocks import BlockSizes, has_rows, rows_of
-from mmreplay.ray.ring_table import (
-    REPEAT_S,
-    WAIT_S,
-    KnownRing,
-    KnownShard,
-    RingTable,
-)
+from mmreplay.ray.ring_table import REPEAT_S, WAIT_S, KnownRing, KnownShard, RingTable
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError
 from mmreplay.samplers.base import Draw, Windows
 from mmreplay.samplers.joint import Numbers
@@ -157,10 +151,7 @@ class PlannedBatch:
     def num_points(self) -> list[int]:
         """How many points of it fall to each ring."""
         number = self.number
-        return [
-            stops[number] - (stops[number - 1] if number else 0)
-            for stops in self.call.stops
-        ]
+        return [stops[number] - (stops[number - 1] if number else 0) for stops in self.call.stops]
 
     @property
     def requests(self) -> list[RequestSlices]:
@@ -226,9 +217,7 @@ class Requests:
     def ask_for(self, call: PlannedCall) -> None:
         """Ask every shard for its part of the batches of a call."""
         # Those of this process first: their rows are copied while others travel.
-        for shard in sorted(
-            self._table.shards.values(), key=lambda shard: shard.draws is None
-        ):
+        for shard in sorted(self._table.shards.values(), key=lambda shard: shard.draws is None):
             shares: dict[str, Numbers] = {}
             stops: dict[str, list[int]] = {}
             for name, ring in list(shard.rings.items()):
@@ -247,9 +236,14 @@ class Requests:
     ) -> list[RequestSlices]:
         """Ask for other shares of rings for a batch, outside the order of plans."""
         redrawn = PlannedCall(
-            (planned.step,), (planned.key,), planned.count, planned.call.fractions,
-            list(shares), [[len(own)] for own in shares], planned.call.epoch_share,
-        )  # fmt: skip
+            (planned.step,),
+            (planned.key,),
+            planned.count,
+            planned.call.fractions,
+            list(shares),
+            [[len(own)] for own in shares],
+            planned.call.epoch_share,
+        )
         self.ask_for(redrawn)
         return PlannedBatch(redrawn, 0).requests
 
@@ -284,9 +278,7 @@ class Requests:
                 updates, shard.updates = shard.updates, updates
             return self._sent(shard, updates, wanted)
 
-    def _sent(
-        self, shard: KnownShard, updates: dict[str, list[Update]], wanted: Wanted
-    ) -> Request:
+    def _sent(self, shard: KnownShard, updates: dict[str, list[Update]], wanted: Wanted) -> Request:
         shard.sent_at = now = time.monotonic()
         arguments = (self._table.client, updates, wanted, self._table.highest)
         try:
@@ -389,9 +381,7 @@ class Requests:
 
     # Replies.
 
-    def answer(
-        self, request: Request, straggler_s: float | None = None
-    ) -> Reply | None:
+    def answer(self, request: Request, straggler_s: float | None = None) -> Reply | None:
         """Wait for a reply; None where the shard is lost, or late.
 
         A shard that is restarted gets the same request again.
@@ -462,9 +452,7 @@ class Requests:
             self._table.refuse_overdue()
         return True
 
-    def all_rows(
-        self, request: Request, reply: Reply, name: str, key: int
-    ) -> RingRows | None:
+    def all_rows(self, request: Request, reply: Reply, name: str, key: int) -> RingRows | None:
         """The rows of one ring for all batches of a request, as they are now.
 
         Args:
@@ -565,23 +553,30 @@ def draw_of(drawn: RingDraw, own: slice, key: int) -> Draw:
     if drawn["windows"] is not None and drawn["mask"] is not None:
         firsts = drawn["is_first"]
         windows = Windows(
-            drawn["windows"][own], drawn["mask"][own],
-            None if firsts is None else firsts[own], tuple(drawn["first_only"]),
-        )  # fmt: skip
+            drawn["windows"][own],
+            drawn["mask"][own],
+            None if firsts is None else firsts[own],
+            tuple(drawn["first_only"]),
+        )
     probabilities = drawn["probabilities"][own]
     # Weights are of the whole batch: nothing looks at those of a ring.
     return Draw(
-        drawn["env_ids"][own], drawn["positions"][own], probabilities, probabilities,
-        key, windows,
-    )  # fmt: skip
+        drawn["env_ids"][own], drawn["positions"][own], probabilities, probabilities, key, windows
+    )
 
 
 def gathered(number: int, batch: Batch) -> RingRows:
     """The rows of a ring of this node."""
     return RingRows(
-        number, batch.env_ids, batch.positions, batch.probabilities, batch.mask,
-        batch.window_positions, [batch.fields], batch.bfloat16,
-    )  # fmt: skip
+        number,
+        batch.env_ids,
+        batch.positions,
+        batch.probabilities,
+        batch.mask,
+        batch.window_positions,
+        [batch.fields],
+        batch.bfloat16,
+    )
 
 
 def arrived(number: int, drawn: RingDraw, own: slice, wanted: Wanted) -> RingRows:

@@ -24,11 +24,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, FormatError, SchemaError, StarvedError
 from mmreplay.ray.client_stats import ClientStats
 from mmreplay.ray.cluster import ALIVE, RESTARTING, check_version
-from mmreplay.ray.descriptions import (
-    Description,
-    describe_sampler,
-    describe_transforms,
-)
+from mmreplay.ray.descriptions import Description, describe_sampler, describe_transforms
 from mmreplay.ray.draws import Client, Masses, RingDraws, Update, describe_client
 from mmreplay.ray.shard_calls import (
     Call,
@@ -357,15 +353,11 @@ class RingTable:
         for name, ring in list(shard.rings.items()):
             ring.listed = name in found and found[name]["uuid"] == ring.uuid
 
-    def _copies(
-        self, shard: KnownShard, info: Mapping[str, Any]
-    ) -> dict[str, tuple[str, str]]:
+    def _copies(self, shard: KnownShard, info: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         """By name of a ring that is a copy: name and folder of the other one."""
         found: Mapping[str, RingInfo] = info.get("rings", {})
         known = {
-            ring.uuid: ring
-            for ring in list(self.rings)
-            if ring.listed and not ring.shard.lost
+            ring.uuid: ring for ring in list(self.rings) if ring.listed and not ring.shard.lost
         }
         copies, seen = {}, dict[str, tuple[str, str]]()
         # Those that are drawn from already are not the copies.
@@ -513,9 +505,7 @@ class RingTable:
         with self.lock:
             shard.heard_at = time.monotonic()
             shard.lost = shard.overdue = False
-            if any(
-                n not in masses and r.mass.num_legal for n, r in shard.rings.items()
-            ):
+            if any(n not in masses and r.mass.num_legal for n, r in shard.rings.items()):
                 # One was taken out: what was a copy of it is looked at as a new ring.
                 for each in self.shards.values():
                     each.copies = frozenset()
@@ -605,12 +595,9 @@ class RingTable:
             if restarted:
                 restarted_at = now
                 if now - began >= self._patience_s:
-                    raise StarvedError(
-                        out_of_patience(self.run, restarted, self._patience_s)
-                    )
+                    raise StarvedError(out_of_patience(self.run, restarted, self._patience_s))
             elif (
-                now - restarted_at >= self.lost_s
-                or ALIVE not in (self.run.states() or {}).values()
+                now - restarted_at >= self.lost_s or ALIVE not in (self.run.states() or {}).values()
             ):
                 return
             if self.closing:

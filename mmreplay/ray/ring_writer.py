@@ -37,12 +37,7 @@ from mmreplay.ray import cluster
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
 from mmreplay.ray.grants import STEPS
 from mmreplay.ray.lanes import THIN
-from mmreplay.ray.limits import (
-    RingCounter,
-    RunLimiter,
-    refuse_other_limiters,
-    refuse_unfit_limiter,
-)
+from mmreplay.ray.limits import RingCounter, RunLimiter, refuse_other_limiters, refuse_unfit_limiter
 from mmreplay.ray.registry import check_same, described
 from mmreplay.schema import Schema
 
@@ -121,9 +116,7 @@ def writer(
         # Before a ring is made, or one has recorded it.
         refuse_unfit_limiter(run, limiter, STEPS * num_envs)
     granted = None if limiter is None else RunLimiter(run, limiter, num_envs)
-    buffer, is_new = _open(
-        folder, names, schema, capacity, num_envs, granted, on_resume, create
-    )
+    buffer, is_new = _open(folder, names, schema, capacity, num_envs, granted, on_resume, create)
     assert buffer.path is not None
     try:
         registry.call("join", key, str(where), node.host, node.node_id, network)
@@ -136,9 +129,7 @@ def writer(
     return RingWriter(run, key, buffer)
 
 
-def remove_refused(
-    path: Path, uuid: bytes | None = None, locked_s: float = 0.0
-) -> None:
+def remove_refused(path: Path, uuid: bytes | None = None, locked_s: float = 0.0) -> None:
     """Remove a ring that was made for a run which refuses it; see `remove_empty`.
 
     Args:
@@ -247,10 +238,18 @@ def check_create(
         # Of a ring that is opened again it is known; else `create` asks for it.
         autoreset = "disabled" if any(path.parent.glob(f"*/{METADATA}")) else None
     metadata = describe(
-        schema, capacity, num_envs, given["engine"], given["layout"], autoreset,
-        given["user_metadata"], given["codec"], given["level"], given["chunk_crc32c"],
+        schema,
+        capacity,
+        num_envs,
+        given["engine"],
+        given["layout"],
+        autoreset,
+        given["user_metadata"],
+        given["codec"],
+        given["level"],
+        given["chunk_crc32c"],
         given["heap_bytes"],
-    )  # fmt: skip
+    )
     one_of("engine", given["engine"], ON_DISK, "Rings of a run are on disk.")
     check_interval(given["commit_every"])
     transform = batch_transform(listed(given["transforms"]), metadata)
@@ -332,9 +331,7 @@ def _open(
             if argument in create
         }
         try:
-            buffer = ReplayBuffer.open(
-                path, "r+", limiter=limiter, on_resume=on_resume, **shared
-            )
+            buffer = ReplayBuffer.open(path, "r+", limiter=limiter, on_resume=on_resume, **shared)
         except LockedError:
             if len(names) > 1:
                 continue

@@ -54,9 +54,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_ADDED_LIFETIME,
 )
 from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
-from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import (
-    PrioritizedEpisodeReplayBuffer,
-)
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 from ray.rllib.utils.spaces.space_utils import batch as batch_items
 
 from mmreplay.arguments import integer
@@ -193,9 +191,7 @@ class RingEpisodes:
         free = [env_id for env_id in range(ring.num_envs) if env_id not in used]
         if free:
             heads = ring.published
-            return min(
-                free, key=lambda env_id: (env_id in waiting, heads[env_id])
-            ), False
+            return min(free, key=lambda env_id: (env_id in waiting, heads[env_id])), False
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -211,16 +207,18 @@ class RingEpisodes:
         """Create the ring for episodes like this one."""
         columns = _columns(episode, 1)
         fields = {
-            path: Field(values.shape[1:], str(values.dtype))
-            for path, values in columns.items()
+            path: Field(values.shape[1:], str(values.dtype)) for path, values in columns.items()
         }
         fields["reward"] = Field((), "float32")
         for role in ("terminated", "truncated"):
             fields[role] = Field((), "bool")
         self.ring = ReplayBuffer.create(
-            self.path, Schema.from_flat(fields), -(-self.capacity // self._num_envs),
-            num_envs=self._num_envs, autoreset="disabled",
-        )  # fmt: skip
+            self.path,
+            Schema.from_flat(fields),
+            -(-self.capacity // self._num_envs),
+            num_envs=self._num_envs,
+            autoreset="disabled",
+        )
         # RLlib says when an episode ends, and no reset is a step.
         self.ring.skip_autoreset_check()
         return self.ring
@@ -230,8 +228,7 @@ class RingEpisodes:
         for length, group in groups.items():
             every = [_columns(episode, length) for episode in group.values()]
             stacked = {
-                path: np.stack([columns[path] for columns in every], axis=1)
-                for path in every[0]
+                path: np.stack([columns[path] for columns in every], axis=1) for path in every[0]
             }
             observations = {
                 path: values
@@ -251,8 +248,7 @@ class RingEpisodes:
                 final = unflatten(following)["observation"]
             if ring.num_envs == 1:
                 ring.extend(
-                    {path: values[:, 0] for path, values in rows.items()},
-                    final_observation=final,
+                    {path: values[:, 0] for path, values in rows.items()}, final_observation=final
                 )
             else:
                 ring.extend(rows, final_observation=final, env_ids=list(group))
@@ -305,9 +301,7 @@ class RingEpisodes:
                     "sequences and stateful modules."
                 )
         if self.ring is None or count is None:
-            raise EmptyError(
-                "the ring has no step yet. Sample some steps before learning starts."
-            )
+            raise EmptyError("the ring has no step yet. Sample some steps before learning starts.")
         low, stop = n_step if isinstance(n_step, tuple) else (n_step or 1, None)
         if beta is not None:
             self._beta = beta
@@ -469,9 +463,8 @@ class PrioritizedRingEpisodeReplayBuffer(RingEpisodes, PrioritizedEpisodeReplayB
         # RLlib adds nothing to priorities, and divides weights by the greatest that
         # any step of the buffer has.
         return PrioritizedSampler(
-            self._alpha, lambda _: self._beta, eps=1e-12, normalize="buffer",
-            seed=self._seed,
-        )  # fmt: skip
+            self._alpha, lambda _: self._beta, eps=1e-12, normalize="buffer", seed=self._seed
+        )
 
     def update_priorities(self, priorities: Any, module_id: Any = None) -> None:
         """Set the priorities of the steps drawn last.
@@ -596,11 +589,16 @@ def _one_step_episodes(
     episodes = []
     for number, (observation, action, reward, ended, cut, weight, n_step) in enumerate(
         zip(
-            observations, actions, fields["reward"][:, None],
-            fields["terminated"].tolist(), fields["truncated"].tolist(),
-            weights[:, None], steps[:, None], strict=True,
+            observations,
+            actions,
+            fields["reward"][:, None],
+            fields["terminated"].tolist(),
+            fields["truncated"].tolist(),
+            weights[:, None],
+            steps[:, None],
+            strict=True,
         )
-    ):  # fmt: skip
+    ):
         episode = SingleAgentEpisode.__new__(SingleAgentEpisode)
         episode.id_ = str(number)
         episode.agent_id = episode.module_id = episode.multi_agent_episode_id = None
@@ -611,10 +609,7 @@ def _one_step_episodes(
         episode.observations, episode.actions = _values(observation), _values(action)
         episode.rewards = _values(reward)
         episode.infos = _values([{}, {}], finalized=False)
-        episode.extra_model_outputs = {
-            "weights": _values(weight),
-            "n_step": _values(n_step),
-        }
+        episode.extra_model_outputs = {"weights": _values(weight), "n_step": _values(n_step)}
         episode.is_terminated, episode.is_truncated = ended, cut
         episode.t_started, episode.t = 0, 1
         episodes.append(episode)
@@ -687,9 +682,7 @@ class RLlibDatasource(RingDatasource):
         # Rings may have other numbers of environments than this one.
         number = block["buffer_id"].tolist()
         episodes = zip(number, env_ids.tolist(), begins.tolist(), strict=True)
-        rows["eps_id"] = np.array(
-            [f"{ring}/{env_id}/{begin}" for ring, env_id, begin in episodes]
-        )
+        rows["eps_id"] = np.array([f"{ring}/{env_id}/{begin}" for ring, env_id, begin in episodes])
         return rows
 
 

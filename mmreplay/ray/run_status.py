@@ -87,9 +87,7 @@ class RunStatus:
     @property
     def steps(self) -> int:
         """Steps that can be drawn now."""
-        return sum(
-            ring.steps for shard in self.shards if shard.alive for ring in shard.rings
-        )
+        return sum(ring.steps for shard in self.shards if shard.alive for ring in shard.rings)
 
 
 def status(run: str) -> RunStatus:
@@ -162,8 +160,7 @@ def require_run(run: str) -> None:
         names = cluster.run_names()
         there = f"There are {names}." if names else "There is no other."
         raise SchemaError(
-            f"this cluster has no run {run!r}. {there} A run begins with "
-            "mr.ray.writer(run, ...)."
+            f"this cluster has no run {run!r}. {there} A run begins with mr.ray.writer(run, ...)."
         )
 
 

@@ -42,11 +42,7 @@ from mmreplay.ray.cluster import VERSION, this_node_id
 from mmreplay.ray.draws import Client, Masses, ShardDraws
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
-from mmreplay.ray.messages import (
-    client_from_bytes,
-    reply_to_bytes,
-    request_from_bytes,
-)
+from mmreplay.ray.messages import client_from_bytes, reply_to_bytes, request_from_bytes
 from mmreplay.ray.registry import described
 from mmreplay.ray.reply_blocks import in_blocks, num_blocks
 from mmreplay.storage.disk_space import free_nbytes
@@ -122,11 +118,17 @@ class Shard:
                 except ReplayError as caught:
                     error = {"kind": type(caught).__name__, "message": str(caught)}
         return {
-            "run": self.run, "key": self.key, "root": self.root,
-            "network": self.network, "host": socket.gethostname(), "pid": os.getpid(),
+            "run": self.run,
+            "key": self.key,
+            "root": self.root,
+            "network": self.network,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
             "node_id": this_node_id(),
-            "version": VERSION, "error": error, "rings": rings,
-        }  # fmt: skip
+            "version": VERSION,
+            "error": error,
+            "rings": rings,
+        }
 
     def serve(self, name: str) -> dict[str, Any]:
         """Open a ring that a writer made, and say what it is.
@@ -240,9 +242,7 @@ class Shard:
         """
         updates, wanted, highest = request_from_bytes(request)
         with self._until_stopped():
-            reply = self._draws.exchange(
-                client_from_bytes(client), updates, wanted, highest
-            )
+            reply = self._draws.exchange(client_from_bytes(client), updates, wanted, highest)
         if not num_blocks(wanted):
             return reply_to_bytes(reply)
         results = in_blocks(reply, wanted)
@@ -353,9 +353,7 @@ class Shard:
 
     def _refuse_stopped(self) -> None:
         if self._stopped:
-            raise FailedError(
-                f"the run {self.run!r} was stopped. Begin it with mr.ray.writer."
-            )
+            raise FailedError(f"the run {self.run!r} was stopped. Begin it with mr.ray.writer.")
 
     @contextmanager
     def _until_stopped(self) -> Iterator[None]:

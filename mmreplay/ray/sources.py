@@ -93,25 +93,33 @@ class RingsSource:
         if shuffled is not None:
             epochs = EpochPlan(shuffled, rank, num_ranks, seed)
         self.table = RingTable(
-            run, sampler, transforms, self._stats, alone=alone, lost_s=lost_s,
-            patience_s=patience_s, waits=epochs is not None,
-        )  # fmt: skip
+            run,
+            sampler,
+            transforms,
+            self._stats,
+            alone=alone,
+            lost_s=lost_s,
+            patience_s=patience_s,
+            waits=epochs is not None,
+        )
         self._requests = Requests(self.table, self._stats)
         self._joiner = BatchJoiner(sampler, self.table)
-        self._updates = PriorityUpdates(
-            sampler, self.table, self._requests, self._stats
-        )
+        self._updates = PriorityUpdates(sampler, self.table, self._requests, self._stats)
         self._draws: MassDraws | EpochDraws
         if epochs is not None:
-            self._draws = EpochDraws(
-                epochs, self.table, self._requests, self._joiner, group
-            )
+            self._draws = EpochDraws(epochs, self.table, self._requests, self._joiner, group)
         else:
             self._draws = MassDraws(
-                sampler, self.table, self._requests, self._joiner, self._stats,
-                per_call=per_call, ahead=ahead, straggler_s=straggler_s,
+                sampler,
+                self.table,
+                self._requests,
+                self._joiner,
+                self._stats,
+                per_call=per_call,
+                ahead=ahead,
+                straggler_s=straggler_s,
                 seed=seed_of_rank(sampler, seed, rank),
-            )  # fmt: skip
+            )
         self._worker: Worker[None] | None = None
         self._said = ""
 
@@ -281,10 +289,7 @@ class RingsSource:
     def stats(self) -> ClientStats:
         """What was met so far."""
         with self.table.lock:
-            names = {
-                ring: f"{ring.shard.remote.key}/{ring.name}"
-                for ring in self.table.rings
-            }
+            names = {ring: f"{ring.shard.remote.key}/{ring.name}" for ring in self.table.rings}
             skipped = 0
             if isinstance(self._draws, EpochDraws):
                 skipped = self._draws.skipped
@@ -298,11 +303,7 @@ class RingsSource:
     def warn(self) -> None:
         """Warn of nodes that were lost, in the learner's thread."""
         while self.table.warnings:
-            warnings.warn(
-                self.table.warnings.popleft(),
-                LostWarning,
-                stacklevel=frames_to_caller(),
-            )
+            warnings.warn(self.table.warnings.popleft(), LostWarning, stacklevel=frames_to_caller())
 
     # The thread that looks after the shards.
 

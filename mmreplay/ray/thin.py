@@ -51,11 +51,7 @@ from mmreplay.ray import cluster
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
 from mmreplay.ray.grants import Asker, Grants, limiter_from
 from mmreplay.ray.lanes import THIN, Answer, Terms, counts_after, create_lanes
-from mmreplay.ray.limits import (
-    ask_registry,
-    refuse_other_limiters,
-    refuse_unfit_limiter,
-)
+from mmreplay.ray.limits import ask_registry, refuse_other_limiters, refuse_unfit_limiter
 from mmreplay.ray.registry import described
 from mmreplay.ray.ring_writer import (
     LOCKED_S,
@@ -155,10 +151,7 @@ def thin_ring(
         refuse_unfit_limiter(run, limiter, 1)
     files.make_folder(where, exist_ok=True)
     files.make_folder(where / run, exist_ok=True)
-    made = create_lanes(
-        ring, schema, capacity, num_envs, idle_s=idle_s,
-        limiter=limiter, **create,
-    )  # fmt: skip
+    made = create_lanes(ring, schema, capacity, num_envs, idle_s=idle_s, limiter=limiter, **create)
     try:
         registry.call("join", key, str(where), node.host, node.node_id, network)
         serve(Remote(cluster.shard_name(run, key)), THIN)
@@ -228,11 +221,18 @@ def thin_writer(
     for key in _shards(run, to):
         try:
             return ThinWriter(
-                Remote(cluster.shard_name(run, key)), schema, num_envs, steps=steps,
-                nbytes=nbytes, ahead=ahead, keep=keep, on_full=on_full,
-                limiter=limiter, ask=partial(ask_registry, run, "insert"),
+                Remote(cluster.shard_name(run, key)),
+                schema,
+                num_envs,
+                steps=steps,
+                nbytes=nbytes,
+                ahead=ahead,
+                keep=keep,
+                on_full=on_full,
+                limiter=limiter,
+                ask=partial(ask_registry, run, "insert"),
                 timeout_s=timeout_s,
-            )  # fmt: skip
+            )
         except FailedError as refused:
             # Other writers may have taken the environments since it was asked.
             error = refused
@@ -407,9 +407,7 @@ class StepCollector:
         self._final: Columns | None = None
         self._with_final: bool | None = None
 
-    def add(
-        self, columns: Columns, final: Columns | None, ended: NDArray[np.bool_]
-    ) -> int:
+    def add(self, columns: Columns, final: Columns | None, ended: NDArray[np.bool_]) -> int:
         """Take as many steps as fit.
 
         Args:
@@ -446,9 +444,7 @@ class StepCollector:
         """Return the steps collected, and begin another block."""
         count = self.count
         columns = {path: column[:count] for path, column in self._columns.items()}
-        final = self._final and {
-            path: column[:count] for path, column in self._final.items()
-        }
+        final = self._final and {path: column[:count] for path, column in self._final.items()}
         block = Block(columns, final, self._ended[:count])
         self.count, self._columns, self._final = 0, {}, None
         self._with_final = None
@@ -457,10 +453,7 @@ class StepCollector:
     def _empty(self, paths: tuple[str, ...]) -> Columns:
         lead = (self.max_steps, self._num_envs)
         fields = self._schema.fields
-        return {
-            path: np.zeros((*lead, *fields[path].shape), fields[path].numpy)
-            for path in paths
-        }
+        return {path: np.zeros((*lead, *fields[path].shape), fields[path].numpy) for path in paths}
 
 
 class ThinWriter:
@@ -735,9 +728,7 @@ class ThinWriter:
             self._validator.refuse_both(fields)
         return data
 
-    def _take(
-        self, checked: Columns, lead: tuple[int, ...], final_observation: object
-    ) -> None:
+    def _take(self, checked: Columns, lead: tuple[int, ...], final_observation: object) -> None:
         """Collect steps, and send the blocks that are full.
 
         Args:
@@ -789,9 +780,7 @@ class ThinWriter:
 
     def _max_steps(self) -> int:
         row_nbytes = self._num_envs * max(1, self._schema.row_nbytes)
-        return max(
-            1, min(self._steps, self._nbytes // row_nbytes, self._terms["reserve"] // 2)
-        )
+        return max(1, min(self._steps, self._nbytes // row_nbytes, self._terms["reserve"] // 2))
 
     # Blocks to the shard.
 
@@ -884,9 +873,7 @@ class ThinWriter:
     def _rows_under_way(self) -> int:
         """Rows that were granted and may not be published yet."""
         return sum(
-            block.num_rows
-            for block in self._blocks
-            if block.granted and not block.published
+            block.num_rows for block in self._blocks if block.granted and not block.published
         )
 
     def _note_under_way(self) -> None:
@@ -899,9 +886,14 @@ class ThinWriter:
             held = sum(each.nbytes for each in self._blocks)
             block.commits = held > UNCOMMITTED_NBYTES
         block.call = self._shard.send(
-            "extend", self._writer, block.first.tolist(), block.columns, block.final,
-            block.commits, None if block.envs is None else block.envs.tolist(),
-        )  # fmt: skip
+            "extend",
+            self._writer,
+            block.first.tolist(),
+            block.columns,
+            block.final,
+            block.commits,
+            None if block.envs is None else block.envs.tolist(),
+        )
 
     def _receive(self, block: Block) -> None:
         """Take the answer of the oldest block that was sent."""
@@ -963,9 +955,7 @@ class ThinWriter:
         if stop is None:
             stop = time.monotonic() + self._timeout_s
         self._take_answers(stop)
-        answer: Answer = self._call(
-            "extend", self._writer, [], None, None, commit, stop=stop
-        )
+        answer: Answer = self._call("extend", self._writer, [], None, None, commit, stop=stop)
         return answer
 
     def _call(self, method: str, *arguments: object, stop: float | None = None) -> Any:
@@ -1051,9 +1041,7 @@ class ThinWriter:
         """Note what the ring has of this lease; the next call begins another one."""
         assert self._writer is not None
         if (stop > self._begun).any():
-            self._former_leases.append(
-                FormerLease(self._writer, self._begun, stop, self._ring)
-            )
+            self._former_leases.append(FormerLease(self._writer, self._begun, stop, self._ring))
         self._writer, self._former = None, former
         self._next_writer = uuid.uuid4().hex
 
@@ -1067,9 +1055,7 @@ class ThinWriter:
             self._ring = ""
         while True:
             # The ring may be replaced again meanwhile: then all are asked for again.
-            lease = next(
-                (each for each in self._former_leases if each.ring != self._ring), None
-            )
+            lease = next((each for each in self._former_leases if each.ring != self._ring), None)
             if lease is None:
                 break
             answer: Answer = self._call("extend", lease.writer, [], None)
@@ -1116,9 +1102,8 @@ class ThinWriter:
             # One of them may have environments of this writer.
             self._ask_for_former_leases()
             terms: Terms = self._call(
-                "lease", self._next_writer, self._num_envs, *described(self._schema),
-                self._former,
-            )  # fmt: skip
+                "lease", self._next_writer, self._num_envs, *described(self._schema), self._former
+            )
             if terms["state"] != "holds":
                 # It was granted, and lost before this writer heard of it.
                 self._next_writer = uuid.uuid4().hex

@@ -108,10 +108,15 @@ def ranked_stream(
         batches = state["batches"]
         # Without what does not fill a batch, so that no rank waits for another one.
         shared = ShuffledSampler(
-            state["seed"], rank=rank, num_ranks=num_ranks, drop_last=batches is None,
-            shuffle=state["shuffle"], layout=state["layout"], batches=batches,
+            state["seed"],
+            rank=rank,
+            num_ranks=num_ranks,
+            drop_last=batches is None,
+            shuffle=state["shuffle"],
+            layout=state["layout"],
+            batches=batches,
             block=state.get("block", 1),
-        )  # fmt: skip
+        )
         return ReplayStream(path, shared, batch_size, transforms=transforms)
     if divided > 1 or num_ranks == 1:
         return ReplayStream(path, own, batch_size, transforms=transforms)
@@ -127,6 +132,5 @@ def ranked_stream(
                 f"({num_ranks}). Use a smaller batch_size."
             )
     return ReplayStream(
-        path, own, batch_size, num_batches, transforms=transforms, rank=rank,
-        num_ranks=num_ranks,
-    )  # fmt: skip
+        path, own, batch_size, num_batches, transforms=transforms, rank=rank, num_ranks=num_ranks
+    )

@@ -33,9 +33,7 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
     try:
         # What gymnasium.make gives, side by side: an id's own vectorization may
         # preprocess (ale-py's does) and would store something else.
-        return gymnasium.make_vec(
-            name, num_envs=num_envs, vectorization_mode="sync", **kwargs
-        )
+        return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="sync", **kwargs)
     except gymnasium.error.Error as error:
         raise SchemaError(
             f"environment {shown(name)} is unknown to gymnasium.make: "
@@ -51,8 +49,7 @@ def gymnasium_for(what: str) -> Any:
     """
     if find_spec("gymnasium") is None:
         raise ModuleNotFoundError(
-            f"{what} needs gymnasium, which is not installed. Run pip install "
-            "'mmreplay[rl]'."
+            f"{what} needs gymnasium, which is not installed. Run pip install 'mmreplay[rl]'."
         )
     import gymnasium
 

@@ -238,9 +238,7 @@ def record(
     """
     integer("steps", steps, 1, "Give the steps to record.")
     path = Path(files.expanded(path))
-    missing = [
-        folder for folder in (path, *path.parents) if not os.path.lexists(folder)
-    ]
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     made = isinstance(env, str)
     played = (
         make_vector(env, _num_envs(path, num_envs), env_kwargs or {})
@@ -250,9 +248,7 @@ def record(
     empty = False
     try:
         source = open_source(played, autoreset, num_envs)
-        actor = Actor(
-            _random(played, seed) if policy is None else policy, played.action_space
-        )
+        actor = Actor(_random(played, seed) if policy is None else policy, played.action_space)
         max_rows = rows_of(steps, source.num_envs)
         started = perf_counter()
         fresh = not (path / FILE_NAME).exists()
@@ -264,13 +260,15 @@ def record(
             is_reset = True
             heap_bytes = _heap_bytes(schema, source, played, path, capacity or max_rows)
         buffer = _open(
-            path, schema, source, capacity, max_rows,
-            on_resume, commit_every,
-            {
-                "engine": engine, "codec": codec, "level": level,
-                "heap_bytes": heap_bytes,
-            },
-        )  # fmt: skip
+            path,
+            schema,
+            source,
+            capacity,
+            max_rows,
+            on_resume,
+            commit_every,
+            {"engine": engine, "codec": codec, "level": level, "heap_bytes": heap_bytes},
+        )
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
             try:
                 if not is_reset:
@@ -298,14 +296,11 @@ def record(
         if made:
             played.close()
     return RecordReport(
-        path, steps, seconds, meter.nbytes, episodes, num_held,
-        buffer.metadata.heap_nbytes,
-    )  # fmt: skip
+        path, steps, seconds, meter.nbytes, episodes, num_held, buffer.metadata.heap_nbytes
+    )
 
 
-def _heap_bytes(
-    schema: Schema, source: Source, played: Any, path: Path, rows: int
-) -> int:
+def _heap_bytes(schema: Schema, source: Source, played: Any, path: Path, rows: int) -> int:
     """Plan the heap of a new buffer by the first observation and an action."""
     # Of a copy: the draws of the actions that are played stay as they are.
     action = deepcopy(played.action_space).sample()
@@ -327,9 +322,14 @@ def _heap_bytes(
 
 
 def _say_how_to_record_longer(
-    error: SchemaError, schema: Schema, path: Path, capacity: int, num_envs: int,
-    autoreset: Autoreset, *rows: Leaves,
-) -> None:  # fmt: skip
+    error: SchemaError,
+    schema: Schema,
+    path: Path,
+    capacity: int,
+    num_envs: int,
+    autoreset: Autoreset,
+    *rows: Leaves,
+) -> None:
     """Note the call that makes a ring for values of rows that are too long.
 
     Args:
@@ -349,9 +349,7 @@ def _say_how_to_record_longer(
         lengths[name] = field.max_length / 16
         cells = np.concatenate([row[name] for row in rows if name in row])
         # A character takes four bytes at most.
-        limit = 4 * max(
-            (len(cell) for cell in cells if hasattr(cell, "__len__")), default=0
-        )
+        limit = 4 * max((len(cell) for cell in cells if hasattr(cell, "__len__")), default=0)
         limit = max(limit, field.max_length)
         try:
             wide = replace(field, max_length=limit)
@@ -384,9 +382,7 @@ def rows_of(steps: int, num_envs: int) -> int:
     return 2 * -(-steps // num_envs) + 2
 
 
-def _play(
-    source: Source, buffer: ReplayBuffer, actor: Actor, steps: int, meter: Meter
-) -> int:
+def _play(source: Source, buffer: ReplayBuffer, actor: Actor, steps: int, meter: Meter) -> int:
     """Add exactly steps steps, and return how many episodes ended."""
     none = np.zeros(source.num_envs, bool)
     waiting = none
@@ -498,19 +494,28 @@ def _random(env: Any, seed: int | None) -> Policy:
 
 
 def _open(
-    path: Path, schema: Schema, source: Source, capacity: int | None, max_rows: int,
-    on_resume: Resume, commit_every: float | None, asked: dict[str, Any],
-) -> ReplayBuffer:  # fmt: skip
+    path: Path,
+    schema: Schema,
+    source: Source,
+    capacity: int | None,
+    max_rows: int,
+    on_resume: Resume,
+    commit_every: float | None,
+    asked: dict[str, Any],
+) -> ReplayBuffer:
     """Create the buffer, or open the one that is there and compare."""
     given = {name: value for name, value in asked.items() if value is not None}
     if not (path / FILE_NAME).exists():
         return ReplayBuffer.create(
-            path, schema, max_rows if capacity is None else capacity, source.num_envs,
-            autoreset=source.autoreset, commit_every=commit_every, **given,
-        )  # fmt: skip
-    buffer = ReplayBuffer.open(
-        path, "r+", on_resume=on_resume, commit_every=commit_every
-    )
+            path,
+            schema,
+            max_rows if capacity is None else capacity,
+            source.num_envs,
+            autoreset=source.autoreset,
+            commit_every=commit_every,
+            **given,
+        )
+    buffer = ReplayBuffer.open(path, "r+", on_resume=on_resume, commit_every=commit_every)
     with undone_by(buffer.close):
         missing = tuple(path for path in schema.varying if path not in buffer.schema)
         if missing:
@@ -534,14 +539,9 @@ def _compare_engine(buffer: ReplayBuffer, asked: dict[str, Any]) -> None:
         held = buffer.metadata.engine if name == "engine" else held
         way_out = "convert the buffer with mmreplay compact"
         if name == "heap_bytes":
-            held, way_out = (
-                buffer.metadata.heap_nbytes,
-                "change it with mmreplay resize",
-            )
+            held, way_out = (buffer.metadata.heap_nbytes, "change it with mmreplay resize")
             # Rounded up, as it was when the buffer was made.
-            value = (
-                -(-size_in_bytes(name, value) // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
-            )
+            value = -(-size_in_bytes(name, value) // HEAP_STEP_NBYTES) * HEAP_STEP_NBYTES
         if value != held:
             raise SchemaError(
                 f"{name} must be {held!r}, as in the buffer at {buffer.path}, got "
@@ -549,9 +549,7 @@ def _compare_engine(buffer: ReplayBuffer, asked: dict[str, Any]) -> None:
             )
 
 
-def _compare(
-    buffer: ReplayBuffer, schema: Schema, source: Source, capacity: int | None
-) -> None:
+def _compare(buffer: ReplayBuffer, schema: Schema, source: Source, capacity: int | None) -> None:
     """Refuse an environment that is not the one that the buffer was made for."""
     ours, theirs = dict(buffer.schema.fields), dict(schema.fields)
     for name in source.left_out:
@@ -569,10 +567,7 @@ def _compare(
         ("capacity", capacity or buffer.capacity, buffer.capacity),
     ):
         if got != held:
-            others = {
-                "capacity": "Leave it out, resize the buffer",
-                "num_envs": "Leave it out",
-            }
+            others = {"capacity": "Leave it out, resize the buffer", "num_envs": "Leave it out"}
             way_out = f"{others[name]}, or record" if name in others else "Record"
             raise SchemaError(
                 f"{name} must be {held!r} like the buffer at {buffer.path}, got "

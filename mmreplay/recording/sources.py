@@ -42,11 +42,7 @@ class Turn:
 
     def leaves(self) -> Leaves:
         """What is stored of it beside the observation and the action."""
-        return {
-            "reward": self.reward,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
-        }
+        return {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
 
 
 class Source(Protocol):
@@ -96,9 +92,8 @@ class Single:
             observation, _ = self._env.reset()
         self.observation = observation
         return Turn(
-            _reward(reward)[None], np.array([terminated], bool),
-            np.array([truncated], bool), final,
-        )  # fmt: skip
+            _reward(reward)[None], np.array([terminated], bool), np.array([truncated], bool), final
+        )
 
     def leaves(self, name: str, value: Any) -> Leaves:
         """See `Source.leaves`."""
@@ -231,9 +226,7 @@ def open_source(env: Any, autoreset: Autoreset | None, num_envs: int | None) -> 
 def _mode(env: Any, asked: Autoreset | None) -> Autoreset:
     """A vector environment's autoreset mode, in our words."""
     if asked is not None:
-        one_of(
-            "autoreset", asked, AUTORESETS, "Leave it out if the environment says it."
-        )
+        one_of("autoreset", asked, AUTORESETS, "Leave it out if the environment says it.")
     stated = env.metadata.get("autoreset_mode")
     if stated is None:
         if asked is None:

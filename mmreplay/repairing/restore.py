@@ -79,11 +79,7 @@ class SurvivingRows:
         """Keep rows, growing, above all kept before."""
         breaks = np.flatnonzero(np.diff(positions) != 1) + 1
         for part in np.split(positions, breaks):
-            if (
-                len(part)
-                and self.counts
-                and self.firsts[-1] + self.counts[-1] == part[0]
-            ):
+            if len(part) and self.counts and self.firsts[-1] + self.counts[-1] == part[0]:
                 self.counts[-1] += len(part)
             elif len(part):
                 self.firsts.append(int(part[0]))
@@ -93,8 +89,7 @@ class SurvivingRows:
     def intervals(self) -> list[tuple[int, int]]:
         """``(first, stop)`` of each, oldest first."""
         return [
-            (first, first + count)
-            for first, count in zip(self.firsts, self.counts, strict=True)
+            (first, first + count) for first, count in zip(self.firsts, self.counts, strict=True)
         ]
 
     def drop_oldest(self, count: int) -> list[tuple[int, int]]:
@@ -134,9 +129,7 @@ class Sorter:
         self.pairs = np.array(pairs)
 
     def sort(
-        self,
-        intervals: list[tuple[int, int]],
-        read: Callable[[int, int], Flags],
+        self, intervals: list[tuple[int, int]], read: Callable[[int, int], Flags]
     ) -> SurvivingRows:
         """Keep the rows of stretches whose flags are possible.
 
@@ -153,11 +146,7 @@ class Sorter:
         return surviving
 
     def _chunk(
-        self,
-        first: int,
-        flags: Flags,
-        surviving: SurvivingRows,
-        last: tuple[int, int] | None,
+        self, first: int, flags: Flags, surviving: SurvivingRows, last: tuple[int, int] | None
     ) -> tuple[int, int] | None:
         """Keep rows of a chunk; last is the position and flags of the row before."""
         chosen = np.flatnonzero(self.alone[flags])
@@ -348,10 +337,7 @@ def copied(
                 for path in schema.varying:
                     read = _values(scan, source, path, block)
                     gathered[path] = read  # type: ignore[assignment]  # of a field that varies
-                ids, every = (
-                    np.full(len(flags), block.env_id),
-                    np.ones(len(flags), bool),
-                )
+                ids, every = (np.full(len(flags), block.env_id), np.ones(len(flags), bool))
                 columns = values.store(gathered, ids, block.positions, every)
             store.write(block.to, columns, flags)
     if values is None:
@@ -360,9 +346,7 @@ def copied(
     return values.heap_heads, values.heap_tails
 
 
-def _values(
-    scan: DamageScan, source: ShortStore, path: str, block: CopyBlock
-) -> Ragged:
+def _values(scan: DamageScan, source: ShortStore, path: str, block: CopyBlock) -> Ragged:
     """The values of a block's rows, each of which is whole."""
     field = scan.metadata.schema.fields[path]
     references, data, _ = read_values(scan, source, path, block.env_id, block.sources)
@@ -517,9 +501,7 @@ def _without_advice() -> Iterator[None]:
         raise type(error)(str(error).replace(OR_REPAIR, "")) from error
 
 
-def _choose(
-    scan: DamageScan, keep_unproven: bool
-) -> tuple[list[SurvivingRows], list[DroppedRows]]:
+def _choose(scan: DamageScan, keep_unproven: bool) -> tuple[list[SurvivingRows], list[DroppedRows]]:
     """Choose the rows that survive of each environment, and those dropped."""
     ring = scan.metadata.ring
     bad: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
@@ -547,8 +529,7 @@ def _choose(
                 lost_intervals += [(a, b, "heap") for a, b in oldest]
             surviving.append(sorted_rows)
             dropped += [
-                DroppedRows(env_id, a, b, why)
-                for a, b, why in _joined(sorted(lost_intervals))
+                DroppedRows(env_id, a, b, why) for a, b, why in _joined(sorted(lost_intervals))
             ]
     missing_starts = sum(rows_of_env.missing_starts for rows_of_env in surviving)
     if missing_starts:
@@ -613,16 +594,12 @@ def _rest(
     return good, gone
 
 
-def _flagged(
-    good: list[tuple[int, int]], sorted_rows: SurvivingRows
-) -> list[tuple[int, int, str]]:
+def _flagged(good: list[tuple[int, int]], sorted_rows: SurvivingRows) -> list[tuple[int, int, str]]:
     """Return the rows of good intervals that were dropped for their flags."""
     dropped = []
     surviving = list(zip(sorted_rows.firsts, sorted_rows.counts, strict=True))
     for first, stop in good:
-        inside = [
-            (a, a + n, "flags") for a, n in surviving if a < stop and a + n > first
-        ]
+        inside = [(a, a + n, "flags") for a, n in surviving if a < stop and a + n > first]
         dropped += [(a, b, "flags") for a, b in _rest(first, stop, inside)[0]]
     return dropped
 
@@ -641,10 +618,7 @@ def _reader(scan: DamageScan, env_id: int) -> Callable[[int, int], Flags]:
 
 
 def _build(
-    scan: DamageScan,
-    surviving: list[SurvivingRows],
-    target: Path,
-    progress: Progress | None,
+    scan: DamageScan, surviving: list[SurvivingRows], target: Path, progress: Progress | None
 ) -> int:
     """Fill the target's folder; metadata.json is the last file to appear in it."""
     old = scan.metadata

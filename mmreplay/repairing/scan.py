@@ -39,16 +39,9 @@ from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.group import FOLDER, arrays_of, shard_name
-from mmreplay.storage.zarr.shards import (
-    DTYPE,
-    ShardStates,
-)
-from mmreplay.storage.zarr.shards import (
-    DTYPE as PLACE_DTYPE,
-)
-from mmreplay.storage.zarr.shards import (
-    FILE_NAME as PLACES,
-)
+from mmreplay.storage.zarr.shards import DTYPE, ShardStates
+from mmreplay.storage.zarr.shards import DTYPE as PLACE_DTYPE
+from mmreplay.storage.zarr.shards import FILE_NAME as PLACES
 from mmreplay.verify.rows import SealedSumCheck, Stripe, SumCheck, lost, stripes
 from mmreplay.verify.slots import CommitFile
 
@@ -120,10 +113,7 @@ def open_files(
             file, problem = _open(folder / name)
             opened[name] = file
             if restored is not None and (problem or file.nbytes != nbytes):
-                wrong = (
-                    f"{name} has {file.nbytes} bytes of {nbytes}: the rows in it are "
-                    "used"
-                )
+                wrong = f"{name} has {file.nbytes} bytes of {nbytes}: the rows in it are used"
                 restored.append(problem or wrong)
             file.nbytes = min(file.nbytes, nbytes)
     except BaseException:
@@ -155,10 +145,7 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     placement, maps = record_layout(schema), POLICY.maps(folder)
     sizes = placement.file_sizes(ring, schema, metadata.heap_nbytes)
     opened = open_files(folder, sizes)
-    num_held = {
-        name: opened[name].nbytes // nbytes
-        for name, nbytes in row_sizes(metadata).items()
-    }
+    num_held = {name: opened[name].nbytes // nbytes for name, nbytes in row_sizes(metadata).items()}
     num_unsealed = min(num_held[name] for name in never_sealed(schema))
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
@@ -177,10 +164,7 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         raise
     store.num_staged, store.num_unsealed = min(num_held.values()), num_unsealed
     free = set(never_sealed(schema)) - {FLAGS}
-    store.summed = (
-        min(n for name, n in num_held.items() if name not in free),
-        num_held[FLAGS],
-    )
+    store.summed = (min(n for name, n in num_held.items() if name not in free), num_held[FLAGS])
     return store
 
 
@@ -197,9 +181,7 @@ def shard_index_nbytes(metadata: Metadata) -> int:
     return ring.num_rows // (sharding.shard_rows * ring.wide) * DTYPE.itemsize
 
 
-def _open_shard_index(
-    folder: Path, metadata: Metadata, mapped: bool, rows: int
-) -> ShardStates:
+def _open_shard_index(folder: Path, metadata: Metadata, mapped: bool, rows: int) -> ShardStates:
     """Return the states of that file; beyond its end they follow from the shards.
 
     Args:
@@ -234,10 +216,7 @@ def _open_shard_index(
 
 def _sealed(folder: Path, metadata: Metadata, number: int) -> bool:
     """Return whether every field has a shard for a shard index."""
-    names = (
-        shard_name(array, metadata.ring, number)
-        for array in arrays_of(metadata).values()
-    )
+    names = (shard_name(array, metadata.ring, number) for array in arrays_of(metadata).values())
     return all((folder / FOLDER / name).is_file() for name in names)
 
 
@@ -316,14 +295,9 @@ class DamageScan:
 
     def placed(self) -> int:
         """Number of rows whose shard state is known; compressed buffers only."""
-        nbytes_found, nbytes = (
-            self.opened[PLACES].nbytes,
-            shard_index_nbytes(self.metadata),
-        )
+        nbytes_found, nbytes = (self.opened[PLACES].nbytes, shard_index_nbytes(self.metadata))
         width = PLACE_DTYPE.itemsize
-        return (
-            self.metadata.ring.num_rows // (nbytes // width) * (nbytes_found // width)
-        )
+        return self.metadata.ring.num_rows // (nbytes // width) * (nbytes_found // width)
 
     def close(self) -> None:
         """Close the files."""
@@ -397,9 +371,7 @@ def _computed(check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, int |
             yield env_id, block, computed
 
 
-def _proven(
-    check: SumCheck, metadata: Metadata, env_id: int, block: int, computed: int
-) -> bool:
+def _proven(check: SumCheck, metadata: Metadata, env_id: int, block: int, computed: int) -> bool:
     lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
     with _Tried(CorruptError):
         return check.entry(env_id, block)[1:] == (computed, lap)
@@ -506,15 +478,11 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
             raise
     with _Tried(FormatError):
         data = files.read_bytes(path, FLIP_NBYTES)
-        return _unflipped(data, path), [
-            "metadata.json had one wrong bit, which was corrected"
-        ]
+        return _unflipped(data, path), ["metadata.json had one wrong bit, which was corrected"]
     spare = path.with_name(f"tmp-{path.name}")
     with _Tried(FormatError):
         data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
-        return metadata_file.decode(data, spare), [
-            f"metadata.json is from {spare.name}"
-        ]
+        return metadata_file.decode(data, spare), [f"metadata.json is from {spare.name}"]
     raise CorruptError(
         f"{str(damage).rstrip('.')}. There is no second copy of it to repair "
         "by: name a snapshot or copy of the buffer with like= (--like)."
@@ -545,16 +513,12 @@ def _tail(body: bytes) -> bytes:
     return b'"crc32c": "%08x"\n}\n' % google_crc32c.value(body)
 
 
-def _settled(
-    folder: Path, metadata: Metadata, file: File, restored: list[str]
-) -> Bounds | None:
+def _settled(folder: Path, metadata: Metadata, file: File, restored: list[str]) -> Bounds | None:
     """Oldest rows, heads and `DamageScan`'s bounds, as opening decides; or None."""
     nbytes = _commit_nbytes(metadata)
     data = file.pread(min(nbytes, file.nbytes), 0).ljust(nbytes, b"\0")
     ring, heap_nbytes = metadata.ring, metadata.heap_nbytes
-    slots = commit.split(
-        data, metadata.uuid, metadata.generation, ring.num_envs, heap_nbytes
-    )
+    slots = commit.split(data, metadata.uuid, metadata.generation, ring.num_envs, heap_nbytes)
     if commit.newest_durable(slots) is None:
         return None
     identity = recovery.identify(file, metadata)
@@ -598,9 +562,7 @@ def _scanned(metadata: Metadata, opened: dict[str, File]) -> Bounds:
     with _checking(metadata, opened) as check:
         for stripe in _summed(check, ring, _reach(metadata, opened, summed=True)):
             for env_id, block, computed in _computed(check, stripe):
-                if computed is not None and _proven(
-                    check, metadata, env_id, block, computed
-                ):
+                if computed is not None and _proven(check, metadata, env_id, block, computed):
                     stop = (block + 1) * ring.block_rows
                     heads[env_id] = max(heads[env_id], stop)
     if not heads.any():

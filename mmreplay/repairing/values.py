@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
-from mmreplay.format.heap import (
-    References,
-    aligned,
-    checksums,
-    lay_out,
-    nbytes_of,
-    offsets,
-)
+from mmreplay.format.heap import References, aligned, checksums, lay_out, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata, heap_reserve_nbytes
 from mmreplay.storage.layout import HEAP, record_layout
 from mmreplay.storage.store import CheckedStore
@@ -77,9 +70,12 @@ def read_values(
     if not len(there):
         return references, np.empty(0, np.uint8), bad
     found, data, illegal = store.take_values(
-        path, rows[there], scan.heap_tails[ids[there]], scan.heap_heads[ids[there]],
+        path,
+        rows[there],
+        scan.heap_tails[ids[there]],
+        scan.heap_heads[ids[there]],
         lambda nbytes: np.empty(nbytes, np.uint8),
-    )  # fmt: skip
+    )
     nbytes = nbytes_of(found, field)
     sums = checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
     references[there] = found
@@ -186,9 +182,7 @@ class ValueMover:
         heap_heads: int64 ``[E]``, where the values so far end.
     """
 
-    def __init__(
-        self, metadata: Metadata, opened: Mapping[str, File], store: CheckedStore
-    ) -> None:
+    def __init__(self, metadata: Metadata, opened: Mapping[str, File], store: CheckedStore) -> None:
         """Begin with an empty heap.
 
         Args:
@@ -201,9 +195,7 @@ class ValueMover:
         record = record_layout(metadata.schema).record
         assert record is not None
         self._record = record
-        self._fields = {
-            path: metadata.schema.fields[path] for path in metadata.schema.varying
-        }
+        self._fields = {path: metadata.schema.fields[path] for path in metadata.schema.varying}
         self.heap_heads = np.zeros(metadata.ring.num_envs, np.int64)
 
     def move(self, env_id: int, rows: NDArray[np.uint8]) -> None:

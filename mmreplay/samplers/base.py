@@ -195,9 +195,14 @@ class Draw:
             windows: Of T rows each, ``[B, T]``.
         """
         return Draw(
-            self.env_ids, self.positions, self.probabilities, self.weights, self.key,
-            windows, buffer=self.buffer,
-        )  # fmt: skip
+            self.env_ids,
+            self.positions,
+            self.probabilities,
+            self.weights,
+            self.key,
+            windows,
+            buffer=self.buffer,
+        )
 
 
 class Sampler(Protocol):
@@ -352,9 +357,7 @@ def num_left_out(sampler: Sampler | None, view: View) -> int:
     if sampler is None:
         return alive - num_legal(view)
     drawn, can_draw = 0, ask(sampler, "can_draw")
-    for env_ids, positions in position_chunks(
-        view.home.ring, starts.first, starts.stop
-    ):
+    for env_ids, positions in position_chunks(view.home.ring, starts.first, starts.stop):
         legal = view.legal(env_ids, positions)
         answer = can_draw(view, env_ids[legal], positions[legal])
         drawn += int(np.count_nonzero(answer))
@@ -574,8 +577,7 @@ def alike(samplers: Sequence[object]) -> list[Sampler]:
         if len({*forms}) == 1:
             way_out = "Give all of them the same first_only."
         raise SchemaError(
-            f"samplers that share a batch must draw the same form, got {shapes}. "
-            f"{way_out}"
+            f"samplers that share a batch must draw the same form, got {shapes}. {way_out}"
         )
     return own
 

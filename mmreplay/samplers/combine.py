@@ -86,10 +86,7 @@ def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
     windows = [draw.windows for draw in draws if draw.windows is not None]
     if len(draws) == 1:
         return replace(draws[0], key=key)
-    lengths = [
-        None if draw.windows is None else draw.windows.positions.shape[1]
-        for draw in draws
-    ]
+    lengths = [None if draw.windows is None else draw.windows.positions.shape[1] for draw in draws]
     if any(draw.offsets is not None for draw in draws):
         raise SchemaError(
             "samplers that share a batch must draw steps or windows, got ragged "
@@ -477,9 +474,7 @@ class MixtureSampler(Wrapper):
         """Show the call that makes it again."""
         return call_repr(
             self,
-            samplers=list(
-                zip(self.parts, self._shares.fractions.tolist(), strict=True)
-            ),
+            samplers=list(zip(self.parts, self._shares.fractions.tolist(), strict=True)),
             seed=self._random.given_seed,
         )
 
@@ -633,8 +628,7 @@ class RestrictedSampler(NarrowingSampler):
             # What the sampler advises does not help against the restriction.
             what = str(error).partition(". ")[0]
             raise EmptyError(
-                f"{what} within {self._restriction!r}. Add steps first, or draw from "
-                "more rows."
+                f"{what} within {self._restriction!r}. Add steps first, or draw from more rows."
             ) from error
 
     def state_dict(self, priorities: bool = False) -> State:

@@ -60,16 +60,11 @@ class DistinctSampler(Sampler):
 
     def state_dict(self) -> State:
         """Seed and step."""
-        return {
-            "kind": "DistinctSampler", "seed": self._random.seed, "step": self._step,
-        }  # fmt: skip
+        return {"kind": "DistinctSampler", "seed": self._random.seed, "step": self._step}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""
         states.check_kind(state, "DistinctSampler")
-        seed, step = (
-            states.stored_integer(state, "seed"),
-            states.stored_integer(state, "step"),
-        )
+        seed, step = (states.stored_integer(state, "seed"), states.stored_integer(state, "step"))
         self._random = StepGenerator(seed)
         self._step = step

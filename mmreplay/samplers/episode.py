@@ -95,9 +95,7 @@ class Returns(Protocol):
         """float64 ``[N]``."""
 
 
-def return_within(
-    table: Returns, least: float = -np.inf, most: float = np.inf
-) -> Where:
+def return_within(table: Returns, least: float = -np.inf, most: float = np.inf) -> Where:
     """Make a filter of episodes by their returns, as far as they are known.
 
     Args:

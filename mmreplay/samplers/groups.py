@@ -71,9 +71,8 @@ class GroupRows:
         rows = np.repeat(chosen, lengths)
         offsets = np.append(0, np.cumsum(lengths[chosen]))
         return GroupRows(
-            self.values[chosen], self.env_ids[rows], self.positions[rows], offsets,
-            self._view,
-        )  # fmt: skip
+            self.values[chosen], self.env_ids[rows], self.positions[rows], offsets, self._view
+        )
 
 
 Where = Callable[[GroupRows], Bools]
@@ -157,9 +156,12 @@ class GroupSampler(Sampler):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, field=self.looked_up, rows=self._rows, where=self._where,
+            self,
+            field=self.looked_up,
+            rows=self._rows,
+            where=self._where,
             seed=self._random.given_seed,
-        )  # fmt: skip
+        )
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw groups, or what there is; see `Sampler.draw`.
@@ -214,9 +216,13 @@ class GroupSampler(Sampler):
         lengths = np.concatenate([np.diff(each.offsets) for each in chosen])
         shares = np.full(len(positions), (self._rows or 1) / total)
         return Draw(
-            env_ids, positions, shares, np.ones(len(positions), np.float32), key,
+            env_ids,
+            positions,
+            shares,
+            np.ones(len(positions), np.float32),
+            key,
             offsets=np.append(0, np.cumsum(lengths)),
-        )  # fmt: skip
+        )
 
     def _groups(
         self, view: View, index: ColumnIndex, ranks: Ids, seen: set[int], newest: bool
@@ -234,9 +240,7 @@ class GroupSampler(Sampler):
         fields, whole = view.read_rows((self.looked_up,), env_ids, positions)
         column = np.asarray(fields[self.looked_up])[whole]
         env_ids, positions = env_ids[whole], positions[whole]
-        values, firsts, which = np.unique(
-            column, return_index=True, return_inverse=True
-        )
+        values, firsts, which = np.unique(column, return_index=True, return_inverse=True)
         matches = index.look_up(values)
         lengths = matches.counts
         # Where a row was overwritten since the look, its value may be gone.
@@ -259,9 +263,9 @@ class GroupSampler(Sampler):
         else:
             good &= lengths == self._rows
         order = np.argsort(firsts[good], kind="stable")
-        found = GroupRows(
-            values, matches.env_ids, matches.positions, matches.offsets, view
-        ).only(good)
+        found = GroupRows(values, matches.env_ids, matches.positions, matches.offsets, view).only(
+            good
+        )
         # Matches come newest first.
         found = _in_order(found, order, backwards=True)
         legal = legal_among(view, found.env_ids, found.positions)
@@ -309,9 +313,12 @@ class GroupSampler(Sampler):
     def state_dict(self) -> State:
         """Seed and step."""
         return {
-            "kind": "GroupSampler", "seed": self._random.seed, "step": self._step,
-            "field": self.looked_up, "rows": self._rows,
-        }  # fmt: skip
+            "kind": "GroupSampler",
+            "seed": self._random.seed,
+            "step": self._step,
+            "field": self.looked_up,
+            "rows": self._rows,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""
@@ -333,6 +340,5 @@ def _in_order(groups: GroupRows, order: Ids, backwards: bool = False) -> GroupRo
     else:
         rows = np.repeat(groups.offsets[:-1][order], lengths) + within
     return GroupRows(
-        groups.values[order], groups.env_ids[rows], groups.positions[rows], offsets,
-        groups._view,
-    )  # fmt: skip
+        groups.values[order], groups.env_ids[rows], groups.positions[rows], offsets, groups._view
+    )

@@ -125,12 +125,7 @@ class _Threads(threading.local):
 threads = _Threads()
 
 
-def all_or_nothing(
-    samplers: Sequence[Sampler],
-    draw: Callable[[*Args], T],
-    /,
-    *args: *Args,
-) -> T:
+def all_or_nothing(samplers: Sequence[Sampler], draw: Callable[[*Args], T], /, *args: *Args) -> T:
     """Call what draws with some samplers; where it fails, nothing has been drawn.
 
     What it took is released then, and the samplers are put back to where they were;
@@ -205,9 +200,7 @@ def put_back(sampler: Sampler, bookmark: Any, error: BaseException) -> None:
     try:
         return_to(sampler, bookmark)
     except Exception as refused:
-        error.add_note(
-            f"{type(sampler).__name__} refuses the state that it had before: {refused}"
-        )
+        error.add_note(f"{type(sampler).__name__} refuses the state that it had before: {refused}")
 
 
 def unmoved(bookmark: Any, now: Any) -> bool:

@@ -72,10 +72,7 @@ class PrioritizedOptions:
                 f"{shown(self.normalize)}. 'batch' divides by the greatest weight "
                 "drawn."
             )
-        for name, low, high in (
-            ("initial_priority", 1e-30, MAX_PRIORITY),
-            ("eta", 0, 1),
-        ):
+        for name, low, high in (("initial_priority", 1e-30, MAX_PRIORITY), ("eta", 0, 1)):
             number = getattr(self, name)
             if not (isinstance(number, int | float) and low <= number <= high):
                 raise SchemaError(
@@ -93,10 +90,7 @@ class PriorityBasedSampler(Sampler):
     _random: StepGenerator
 
     def __init__(
-        self,
-        make_distribution: MakeDistribution,
-        options: PrioritizedOptions,
-        seed: int | None,
+        self, make_distribution: MakeDistribution, options: PrioritizedOptions, seed: int | None
     ) -> None:
         """Make a sampler.
 
@@ -164,13 +158,10 @@ class PriorityBasedSampler(Sampler):
         env_ids, positions = store.steps_of(rows)
         self._step += 1
         return Draw(
-            env_ids, positions, shares, (ratios**beta).astype(np.float32),
-            self._random.key(step),
-        )  # fmt: skip
+            env_ids, positions, shares, (ratios**beta).astype(np.float32), self._random.key(step)
+        )
 
-    def can_draw(
-        self, view: StartView, env_ids: Ids, positions: Ids
-    ) -> NDArray[np.bool_]:
+    def can_draw(self, view: StartView, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Which legal starts have a mass above 0; see `Sampler.can_draw`."""
         store = self._priorities
         store.follow(view)
@@ -220,9 +211,7 @@ class PriorityBasedSampler(Sampler):
         refuse_masked(values, "priorities")
         numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiu" and numbers.size:
-            raise SchemaError(
-                f"priorities must be real numbers, got {numbers.dtype}. Cast them."
-            )
+            raise SchemaError(f"priorities must be real numbers, got {numbers.dtype}. Cast them.")
         if numbers.ndim == 2:
             numbers = _mixed(numbers, mask, self._options.eta)
         if not numbers.shape == ids.shape == steps.shape:
@@ -285,9 +274,7 @@ class PriorityBasedSampler(Sampler):
             priorities: Also the priorities, as arrays: with them a run over a buffer
                 without a writer continues exactly where it was.
         """
-        state: State = {
-            "kind": self._kind, "seed": self._random.seed, "step": self._step,
-        }  # fmt: skip
+        state: State = {"kind": self._kind, "seed": self._random.seed, "step": self._step}
         known = self._priorities.save() if priorities else None
         if known is not None:
             saved, distribution = known
@@ -387,9 +374,8 @@ class PrioritizedSampler(PriorityBasedSampler):
         floor = number("eps", eps, 0)
         every = integer("alpha_every", alpha_every, 1, "1 updates alpha at every draw.")
         options = PrioritizedOptions(
-            Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
-            eta, name,
-        )  # fmt: skip
+            Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize, eta, name
+        )
         self._eps, self._alpha_every = floor, every
         distribution = partial(Proportional, alpha=power, eps=floor, every=every)
         super().__init__(distribution, options, seed)
@@ -399,11 +385,14 @@ class PrioritizedSampler(PriorityBasedSampler):
         """What has to be equal in buffers that are drawn from as one; see `concat`."""
         options = self._options
         return {
-            "alpha": self._alpha, "beta": self._beta, "eps": self._eps,
-            "alpha_every": self._alpha_every, "normalize": options.normalize,
+            "alpha": self._alpha,
+            "beta": self._beta,
+            "eps": self._eps,
+            "alpha_every": self._alpha_every,
+            "normalize": options.normalize,
             "stratified": options.stratified,
             "initial_priority": options.initial_priority,
-        }  # fmt: skip
+        }
 
     def points(self, numbers: Masses) -> Masses:
         """Points of a batch; see `JointSampler.points`."""
@@ -433,9 +422,13 @@ class PrioritizedSampler(PriorityBasedSampler):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, alpha=self._alpha, beta=self._beta, eps=self._eps,
-            alpha_every=self._alpha_every, **self._common_arguments(),
-        )  # fmt: skip
+            self,
+            alpha=self._alpha,
+            beta=self._beta,
+            eps=self._eps,
+            alpha_every=self._alpha_every,
+            **self._common_arguments(),
+        )
 
 
 class RankPrioritizedSampler(PriorityBasedSampler):
@@ -500,9 +493,8 @@ class RankPrioritizedSampler(PriorityBasedSampler):
             way_out = "Leave it out to sort after every quarter of the rows."
             resort_every = integer("resort_every", resort_every, 1, way_out)
         options = PrioritizedOptions(
-            Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
-            eta, name,
-        )  # fmt: skip
+            Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize, eta, name
+        )
         self._resort_every = resort_every
         distribution = partial(RankBased, alpha=power, every=resort_every)
         super().__init__(distribution, options, seed)
@@ -510,14 +502,15 @@ class RankPrioritizedSampler(PriorityBasedSampler):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, alpha=self._alpha, beta=self._beta, resort_every=self._resort_every,
+            self,
+            alpha=self._alpha,
+            beta=self._beta,
+            resort_every=self._resort_every,
             **self._common_arguments(),
-        )  # fmt: skip
+        )
 
 
-def _mixed(
-    values: NDArray[np.generic], mask: NDArray[np.bool_] | None, eta: float
-) -> Masses:
+def _mixed(values: NDArray[np.generic], mask: NDArray[np.bool_] | None, eta: float) -> Masses:
     """Priorities of windows from their steps': ``eta * max + (1 - eta) * mean``.
 
     Kapturowski et al. 2019, "Recurrent experience replay in distributed

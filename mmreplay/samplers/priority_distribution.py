@@ -76,9 +76,7 @@ class PriorityDistribution(Protocol):
             False where one is not, and nothing was done.
         """
 
-    def draw(
-        self, shares: Masses, stratified: bool, scale: float
-    ) -> tuple[Ids, Masses]:
+    def draw(self, shares: Masses, stratified: bool, scale: float) -> tuple[Ids, Masses]:
         """Draw the rows that shares of the total fall on.
 
         Args:
@@ -191,9 +189,7 @@ class Scheduled:
         """
         if not callable(self.schedule):
             return float(self.schedule)
-        return self._checked(
-            called(f"the schedule of {self.name}", self.schedule, step)
-        )
+        return self._checked(called(f"the schedule of {self.name}", self.schedule, step))
 
     def _checked(self, number: object) -> float:
         if not (is_number(number) and 0 <= number <= self.maximum):
@@ -298,9 +294,7 @@ class Proportional(TreeDistribution):
             self._low.note(rows)
         return self._tree.set_powers(rows, values, self._eps, self._alpha)
 
-    def draw(
-        self, shares: Masses, stratified: bool, scale: float
-    ) -> tuple[Ids, Masses]:
+    def draw(self, shares: Masses, stratified: bool, scale: float) -> tuple[Ids, Masses]:
         """Draw rows, which grow with the shares."""
         return self._tree.draw_shares(shares, stratified, scale)
 
@@ -427,9 +421,7 @@ class RankBased(TreeDistribution):
         is_open: NDArray[np.bool_] = self._index_of[rows] != CLOSED
         return is_open
 
-    def draw(
-        self, shares: Masses, stratified: bool, scale: float
-    ) -> tuple[Ids, Masses]:
+    def draw(self, shares: Masses, stratified: bool, scale: float) -> tuple[Ids, Masses]:
         """Draw rows, the highest ranks first."""
         indices, ratios = self._tree.draw_shares(shares, stratified, scale)
         return self._order[indices].astype(np.int64), ratios
@@ -569,9 +561,7 @@ class RunningMaximum(Generic[T]):
         for first in range(0, count, FEW_BLOCKS):
             chunk = numbers[first * BLOCK : (first + FEW_BLOCKS) * BLOCK]
             edges = np.arange(0, len(chunk), BLOCK)
-            blocks[first : first + FEW_BLOCKS] = self._ufunc.reduceat(
-                self._present(chunk), edges
-            )
+            blocks[first : first + FEW_BLOCKS] = self._ufunc.reduceat(self._present(chunk), edges)
         self._blocks = blocks
         few = count <= FEW_BLOCKS
         self._above = None if few else RunningMaximum(self._ufunc, self._nothing)
@@ -599,7 +589,5 @@ class RunningMaximum(Generic[T]):
         """Replace zeros by the number that stands for none."""
         if self._nothing == 0:
             return numbers
-        present: NDArray[T] = np.where(
-            numbers > 0, numbers, numbers.dtype.type(self._nothing)
-        )
+        present: NDArray[T] = np.where(numbers > 0, numbers, numbers.dtype.type(self._nothing))
         return present

@@ -61,13 +61,7 @@ from mmreplay.errors import (
     shown,
 )
 from mmreplay.format import commit
-from mmreplay.format.commit import (
-    UNTOLD,
-    decode_slot,
-    encode_slot,
-    not_held,
-    same_birth,
-)
+from mmreplay.format.commit import UNTOLD, decode_slot, encode_slot, not_held, same_birth
 from mmreplay.format.commit import slot_nbytes as nbytes_of_slot
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Ring, runs
@@ -190,9 +184,7 @@ class PriorityColumn:
 class PriorityFile(PriorityColumn):
     """A priority for each row, in a mapped file; use `open_column`."""
 
-    def __init__(
-        self, ring: Ring, values: Numbers, seen: Ids, column_files: ColumnFiles
-    ) -> None:
+    def __init__(self, ring: Ring, values: Numbers, seen: Ids, column_files: ColumnFiles) -> None:
         super().__init__(ring, values, seen, "disk")
         self.files = column_files
         self.pid = column_files.owner.pid
@@ -380,16 +372,13 @@ class ColumnFiles:
         damages: As in `PriorityColumn`.
     """
 
-    def __init__(
-        self, folder: Path, home: BufferIdentity, lock: File, kind: ColumnKind
-    ) -> None:
+    def __init__(self, folder: Path, home: BufferIdentity, lock: File, kind: ColumnKind) -> None:
         self.folder = folder
         self.home = home
         self._kind = kind
         self.owner = ProcessGuard(
             f"the {kind.words} in {folder} were opened",
-            "Draw in the main process and let workers gather, or create the sampler in "
-            "the child",
+            "Draw in the main process and let workers gather, or create the sampler in the child",
         )
         self.mapped = file_system(folder) not in COPY_ON_WRITE
         self._boot_id = process.boot_id()
@@ -518,16 +507,22 @@ class ColumnFiles:
         heads = np.zeros_like(seen) if durable is None else durable.heads
         device, inode, birth = self._identity
         record = StateRecord(
-            self._sequence, home.generation, CLEAN, self._boot_id, home.uuid,
-            device, inode, np.minimum(seen, heads), home.cut_epoch, birth,
-        )  # fmt: skip
+            self._sequence,
+            home.generation,
+            CLEAN,
+            self._boot_id,
+            home.uuid,
+            device,
+            inode,
+            np.minimum(seen, heads),
+            home.cut_epoch,
+            birth,
+        )
         data = record.encode()
         # Rows that a later commit makes durable keep their numbers, too: the epoch says
         # which opening may have cut them. Unless some of them were cut before this.
         if durable is not None and durable.cut_epoch == home.cut_epoch:
-            record = replace(
-                record, flags=PUBLISHED, seen=seen, cut_epoch=durable.epoch
-            )
+            record = replace(record, flags=PUBLISHED, seen=seen, cut_epoch=durable.epoch)
             data += record.encode()
         files.replace_bytes(self.folder / SYNCED, data)
         files.sync_folder(self.folder)
@@ -555,9 +550,17 @@ class ColumnFiles:
         device, inode, birth = self._identity
         self._sequence += 1
         record = StateRecord(
-            self._sequence, generation, flags, self._boot_id, self.home.uuid,
-            device, inode, seen, self.home.cut_epoch, birth,
-        )  # fmt: skip
+            self._sequence,
+            generation,
+            flags,
+            self._boot_id,
+            self.home.uuid,
+            device,
+            inode,
+            seen,
+            self.home.cut_epoch,
+            birth,
+        )
         size = slot_nbytes(len(seen))
         self._state.store(record.encode(), size * self._slot)
         # Strictly in turn: one slot is whole while the other is being stored.
@@ -623,8 +626,7 @@ def _lock(folder: Path) -> File:
                 host=socket.gethostname() if pid else None,
             ) from error
         raise FailedError(
-            f"cannot lock {path}: {error.strerror}. Use a file system that supports "
-            "flock.",
+            f"cannot lock {path}: {error.strerror}. Use a file system that supports flock.",
             errno_=error.errno,
         ) from error
     return file
@@ -722,10 +724,18 @@ class StateRecord:
     def encode(self) -> bytes:
         """Return the slot's bytes."""
         header = HEADER.pack(
-            MAGIC, self.flags, len(self.seen), self.sequence, self.generation,
-            self.boot_id, self.uuid, self.device, self.inode, self.cut_epoch,
+            MAGIC,
+            self.flags,
+            len(self.seen),
+            self.sequence,
+            self.generation,
+            self.boot_id,
+            self.uuid,
+            self.device,
+            self.inode,
+            self.cut_epoch,
             self.birth,
-        )  # fmt: skip
+        )
         return encode_slot(header, self.seen[None])
 
 
@@ -734,16 +744,16 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> StateRecord | None:
     slot = decode_slot(data, MAGIC, HEADER, num_envs, 1)
     if slot is None:
         return None
-    (flags, sequence, generation, boot_id, own_uuid, device, inode, cut_epoch,
-     birth), (seen,) = slot  # fmt: skip
+    (flags, sequence, generation, boot_id, own_uuid, device, inode, cut_epoch, birth), (seen,) = (
+        slot
+    )
     if own_uuid != uuid or sequence >= MAX_COUNT:
         return None
     if (seen < 0).any() or (seen >= MAX_COUNT).any():
         return None
     return StateRecord(
-        sequence, generation, flags, boot_id, own_uuid, device, inode, seen, cut_epoch,
-        birth,
-    )  # fmt: skip
+        sequence, generation, flags, boot_id, own_uuid, device, inode, seen, cut_epoch, birth
+    )
 
 
 def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, StateRecord] | None:
@@ -754,9 +764,13 @@ def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, StateRecord] |
 
 
 def trusted(
-    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
+    data: bytes,
+    uuid: bytes,
+    num_envs: int,
+    boot_id: bytes,
+    identity: Identity,
     is_locked: Callable[[], bool] = not_held,
-) -> StateRecord | None:  # fmt: skip
+) -> StateRecord | None:
     """The record that says what is there, or None where nothing is known.
 
     A CLEAN one speaks of durable rows alone. Where it is the newest, the one before
@@ -854,10 +868,7 @@ def known(record: StateRecord | None, home: BufferIdentity) -> NDArray[np.int64]
 
 
 def _is_here(
-    record: StateRecord,
-    boot_id: bytes,
-    identity: Identity,
-    is_locked: Callable[[], bool],
+    record: StateRecord, boot_id: bytes, identity: Identity, is_locked: Callable[[], bool]
 ) -> bool:
     here = any(boot_id) and record.boot_id == boot_id
     device, inode, birth = identity

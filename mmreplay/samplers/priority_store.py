@@ -101,10 +101,12 @@ class PriorityStore:
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the priorities as they are, and no file or lock."""
         return {
-            "name": self._name, "initial": self.initial,
-            "make_distribution": self._make_distribution, "pending": self.save(),
+            "name": self._name,
+            "initial": self.initial,
+            "make_distribution": self._make_distribution,
+            "pending": self.save(),
             "carried": self._pickled or self._pending is None,
-        }  # fmt: skip
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Use the pickled priorities from the next look on, as after `load`.
@@ -112,9 +114,7 @@ class PriorityStore:
         Unlike after `load`, those on disk count where they can be opened, and another
         buffer's next look begins with none: a copy does what the original would do.
         """
-        PriorityStore.__init__(
-            self, state["name"], state["initial"], state["make_distribution"]
-        )
+        PriorityStore.__init__(self, state["name"], state["initial"], state["make_distribution"])
         self._pending, self._pickled = state["pending"], state["carried"]
 
     @property
@@ -202,9 +202,7 @@ class PriorityStore:
         self._opened = Span(span.first, span.first)
         self._starts, self._home = None, home
 
-    def _restore(
-        self, home: BufferIdentity, span: Span, saved: SavedPriorities
-    ) -> None:
+    def _restore(self, home: BufferIdentity, span: Span, saved: SavedPriorities) -> None:
         """Put saved priorities into the column."""
         ring = home.ring
         if saved.uuid != home.uuid or len(saved.seen) != ring.num_envs:
@@ -327,11 +325,7 @@ class PriorityStore:
         self._interrupted = False
 
     def update(
-        self,
-        view: StartView,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
+        self, view: StartView, env_ids: Ids, positions: Ids, values: NDArray[np.generic]
     ) -> int:
         """Set priorities, all or none.
 
@@ -388,19 +382,22 @@ class PriorityStore:
         rows = np.empty(len(positions), np.int64)
         self._interrupted = True
         if not _steps.store(
-            column.values, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), np.ascontiguousarray(numbers),
-            span.first, span.stop, *self._ring_shape, rows,
-        ):  # fmt: skip
+            column.values,
+            np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions),
+            np.ascontiguousarray(numbers),
+            span.first,
+            span.stop,
+            *self._ring_shape,
+            rows,
+        ):
             self._interrupted = False
             return None
         # Noted after the storing: an interrupt in between rebuilds everything.
         self._highest.note(rows)
         return rows
 
-    def _legal(
-        self, view: StartView, env_ids: Ids, positions: Ids
-    ) -> NDArray[np.bool_]:
+    def _legal(self, view: StartView, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Bool ``[B]``: the positions, of rows alive, that are legal starts."""
         starts = self._opened
         legal: NDArray[np.bool_] = positions >= starts.first[env_ids]
@@ -410,11 +407,7 @@ class PriorityStore:
         return legal
 
     def check(
-        self,
-        view: StartView,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
+        self, view: StartView, env_ids: Ids, positions: Ids, values: NDArray[np.generic]
     ) -> None:
         """Refuse what `update` would refuse."""
         self.follow(view)
@@ -427,9 +420,7 @@ class PriorityStore:
         env_ids = np.empty(len(rows), np.int64)
         positions = np.empty(len(rows), np.int64)
         rows = np.ascontiguousarray(rows)
-        _steps.locate_positions(
-            rows, self._span.stop, *self._ring_shape, env_ids, positions
-        )
+        _steps.locate_positions(rows, self._span.stop, *self._ring_shape, env_ids, positions)
         return env_ids, positions
 
     def save(self) -> tuple[SavedPriorities, State] | None:

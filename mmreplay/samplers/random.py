@@ -94,13 +94,7 @@ class StepGenerator:
         return env_ids, positions
 
     def pick_legal(
-        self,
-        step: int,
-        ends: Ids,
-        stops: Ids,
-        table: StartTable,
-        tries: int,
-        count: int,
+        self, step: int, ends: Ids, stops: Ids, table: StartTable, tries: int, count: int
     ) -> tuple[Ids, Ids]:
         """Keep those that are legal of so many rows that `pick` draws.
 

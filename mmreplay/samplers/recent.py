@@ -21,14 +21,7 @@ from mmreplay.episodes.starts import (
     num_legal,
     rank_edges,
 )
-from mmreplay.samplers.base import (
-    Draw,
-    Sampler,
-    State,
-    View,
-    call_repr,
-    single,
-)
+from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr, single
 from mmreplay.samplers.combine import (
     RestrictedSampler,
     Wrapper,
@@ -66,12 +59,7 @@ class RecentSampler(Wrapper):
     _random: StepGenerator
 
     def __init__(
-        self,
-        steps: int,
-        ratio: float,
-        sampler: Sampler | None = None,
-        *,
-        seed: int | None = None,
+        self, steps: int, ratio: float, sampler: Sampler | None = None, *, seed: int | None = None
     ) -> None:
         """Make a sampler.
 
@@ -87,9 +75,12 @@ class RecentSampler(Wrapper):
         """
         self._steps = integer("steps", steps, 1, "Give the newest steps to draw from.")
         self._ratio = number(
-            "ratio", ratio, above=0, maximum=1,
+            "ratio",
+            ratio,
+            above=0,
+            maximum=1,
             way_out="Give the share of newest steps, such as 0.5.",
-        )  # fmt: skip
+        )
         self._random = StepGenerator(seed)
         self._step = 0
         self._newest = StratifiedSampler(self._random.seed)
@@ -102,9 +93,12 @@ class RecentSampler(Wrapper):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, steps=self._steps, ratio=self._ratio, sampler=self.parts[0],
+            self,
+            steps=self._steps,
+            ratio=self._ratio,
+            sampler=self.parts[0],
             seed=self._random.given_seed,
-        )  # fmt: skip
+        )
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, newest steps first; see `Sampler.draw`.
@@ -192,12 +186,7 @@ class EmphasizeRecentSampler(Sampler):
     _random: StepGenerator
 
     def __init__(
-        self,
-        num_updates: int,
-        *,
-        eta: float = 0.996,
-        smallest: int = 5000,
-        seed: int | None = None,
+        self, num_updates: int, *, eta: float = 0.996, smallest: int = 5000, seed: int | None = None
     ) -> None:
         """Make a sampler.
 
@@ -210,9 +199,7 @@ class EmphasizeRecentSampler(Sampler):
         Raises:
             SchemaError: An argument is not legal.
         """
-        self.eta = number(
-            "eta", eta, above=0, maximum=1, way_out="eta=1 draws from all steps."
-        )
+        self.eta = number("eta", eta, above=0, maximum=1, way_out="eta=1 draws from all steps.")
         self._smallest = integer("smallest", smallest, 1, "Give a number of steps.")
         self._random = StepGenerator(seed)
         self._sampler = UniformSampler(self._random.seed)
@@ -222,9 +209,12 @@ class EmphasizeRecentSampler(Sampler):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, num_updates=self._num_updates, eta=self.eta,
-            smallest=self._smallest, seed=self._random.given_seed,
-        )  # fmt: skip
+            self,
+            num_updates=self._num_updates,
+            eta=self.eta,
+            smallest=self._smallest,
+            seed=self._random.given_seed,
+        )
 
     def begin(self, num_updates: int) -> None:
         """Begin a phase of updates with the whole buffer.

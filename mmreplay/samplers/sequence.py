@@ -39,16 +39,7 @@ from mmreplay.arguments import integer
 from mmreplay.episodes import START
 from mmreplay.episodes.starts import EpisodeFilter, WindowShape, WindowStarts
 from mmreplay.errors import EmptyError, SchemaError, frames_to_caller, shown
-from mmreplay.samplers.base import (
-    Draw,
-    Sampler,
-    State,
-    Traits,
-    View,
-    Windows,
-    call_repr,
-    single,
-)
+from mmreplay.samplers.base import Draw, Sampler, State, Traits, View, Windows, call_repr, single
 from mmreplay.samplers.combine import NarrowingSampler, state_of
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, return_to
 from mmreplay.samplers.joint import JointSampler, JointWeights, Mass
@@ -77,10 +68,7 @@ class WindowSampler(NarrowingSampler):
         cls._ours = cls.__module__.startswith("mmreplay.")
 
     def __init__(
-        self,
-        sampler: Sampler | None,
-        shape: WindowShape,
-        episodes: EpisodeFilter | None = None,
+        self, sampler: Sampler | None, shape: WindowShape, episodes: EpisodeFilter | None = None
     ) -> None:
         """Make one.
 
@@ -114,9 +102,7 @@ class WindowSampler(NarrowingSampler):
             self._view = view
         return self._starts
 
-    def _draw_starts(
-        self, view: View, batch_size: int, what: str, way_out: str
-    ) -> Draw:
+    def _draw_starts(self, view: View, batch_size: int, what: str, way_out: str) -> Draw:
         """Draw the steps that windows are laid around.
 
         Args:

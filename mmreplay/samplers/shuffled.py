@@ -15,11 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import flag, integer, one_of
-from mmreplay.episodes.starts import (
-    nothing_to_draw,
-    num_legal,
-    rank_edges,
-)
+from mmreplay.episodes.starts import nothing_to_draw, num_legal, rank_edges
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
@@ -144,11 +140,7 @@ class EpochSnapshot:
 
     def state_dict(self) -> State:
         """JSON values; O(environments)."""
-        return {
-            "buffer": self.buffer,
-            "stops": self.stops.tolist(),
-            "counts": self.counts.tolist(),
-        }
+        return {"buffer": self.buffer, "stops": self.stops.tolist(), "counts": self.counts.tolist()}
 
     @classmethod
     def from_state(cls, state: State) -> EpochSnapshot:
@@ -289,9 +281,12 @@ class ShuffledSampler(Sampler):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, seed=self._random.given_seed, rank=self.rank, block=self._block,
+            self,
+            seed=self._random.given_seed,
+            rank=self.rank,
+            block=self._block,
             **{name: each for name, each in self._options.items() if name != "block"},
-        )  # fmt: skip
+        )
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # counted by itself alone
@@ -572,9 +567,7 @@ class ShuffledSampler(Sampler):
         self._forget()
 
 
-def _check(
-    rank: int, num_ranks: int, layout: str, batches: int | None, drop_last: bool
-) -> None:
+def _check(rank: int, num_ranks: int, layout: str, batches: int | None, drop_last: bool) -> None:
     """Refuse arguments that make no sense."""
     distributed = "Pass torch.distributed's rank and world size."
     integer("rank", rank, 0, distributed)

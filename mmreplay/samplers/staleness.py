@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.episodes.column_index import require_path
-from mmreplay.episodes.starts import (
-    ListedStarts,
-    legal_among,
-    nothing_to_draw,
-    num_legal,
-)
+from mmreplay.episodes.starts import ListedStarts, legal_among, nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, SchemaError, called, refuse_masked, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import (
@@ -141,9 +136,14 @@ class StalenessSampler(Wrapper):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, field=self.looked_up, current=self.current, maximum=self._maximum,
-            weight=self._weight, sampler=self.parts[0], seed=self._random.given_seed,
-        )  # fmt: skip
+            self,
+            field=self.looked_up,
+            current=self.current,
+            maximum=self._maximum,
+            weight=self._weight,
+            sampler=self.parts[0],
+            seed=self._random.given_seed,
+        )
 
     def _inner(self, sampler: Any) -> Sampler:
         """Return the sampler to draw with.
@@ -270,12 +270,7 @@ class StalenessSampler(Wrapper):
         )
 
     def _recent(
-        self,
-        view: View,
-        draw: Draw,
-        round_number: int,
-        before: Sequence[Draw],
-        maximum: int,
+        self, view: View, draw: Draw, round_number: int, before: Sequence[Draw], maximum: int
     ) -> Draw:
         """Leave out what is too old, and by chance what `weight` says."""
         fields, whole = view.read_rows((self.looked_up,), draw.env_ids, draw.positions)
@@ -331,14 +326,9 @@ class StalenessSampler(Wrapper):
             view = ListedStarts(view, recent_envs, recent_positions)
         else:
             likely = self._chances(versions) > 0
-            recent_envs, recent_positions = (
-                recent_envs[likely],
-                recent_positions[likely],
-            )
+            recent_envs, recent_positions = (recent_envs[likely], recent_positions[likely])
         num_envs = view.home.ring.num_envs
-        recent = np.isin(
-            positions * num_envs + env_ids, recent_positions * num_envs + recent_envs
-        )
+        recent = np.isin(positions * num_envs + env_ids, recent_positions * num_envs + recent_envs)
         return recent & super().can_draw(view, env_ids, positions)
 
     @property
@@ -358,9 +348,7 @@ class StalenessSampler(Wrapper):
         if self._weight is None:
             return recent.astype(np.float64)
         # Those that are further behind than int64 can say are not older than that.
-        asked = self.current - np.clip(
-            numbers, self.current - MAX_VERSION, self.current
-        )
+        asked = self.current - np.clip(numbers, self.current - MAX_VERSION, self.current)
         chances = called("StalenessSampler weight", self._weight, asked)
         refuse_masked(chances, "StalenessSampler weight")
         chances = np.asarray(chances)

@@ -49,10 +49,7 @@ def stored_integer(state: State, name: str, stop: int = LIMIT) -> int:
 
 
 def integers(
-    state: State,
-    name: str,
-    owner: str = "sampler state",
-    source: str = "state_dict",
+    state: State, name: str, owner: str = "sampler state", source: str = "state_dict"
 ) -> NDArray[np.int64]:
     """Return a list or array of integers of at least 0 as int64 ``[N]``.
 

@@ -42,9 +42,7 @@ class StratifiedSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self, seed=self._random.given_seed, stratified=self._stratified
-        )
+        return call_repr(self, seed=self._random.given_seed, stratified=self._stratified)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
@@ -82,11 +80,7 @@ class StratifiedSampler(Sampler):
 
     def state_dict(self) -> State:
         """Seed and step."""
-        return {
-            "kind": "StratifiedSampler",
-            "seed": self._random.seed,
-            "step": self._step,
-        }
+        return {"kind": "StratifiedSampler", "seed": self._random.seed, "step": self._step}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Sampler.load_state_dict`."""

@@ -71,9 +71,7 @@ class SegmentTree:
         1.5
     """
 
-    __slots__ = (
-        "_code", "_kernel", "_nodes", "capacity", "high", "identity", "low", "op",
-    )  # fmt: skip
+    __slots__ = ("_code", "_kernel", "_nodes", "capacity", "high", "identity", "low", "op")
 
     def __init__(self, capacity: int, op: Op, identity: float | None = None) -> None:
         """Make a tree of leaves that are not set.
@@ -237,9 +235,7 @@ class SegmentTree:
         wanted = f"at least {self.low:g}" if self.low == 0 else "a number"
         if np.isfinite(self.high):
             wanted += f" and at most {self.high:g}, so that the sum is finite"
-        return ValueError(
-            f"tree {name} must be {wanted}, got {value}. The tree is unchanged."
-        )
+        return ValueError(f"tree {name} must be {wanted}, got {value}. The tree is unchanged.")
 
 
 class SumTree:
@@ -333,9 +329,7 @@ class SumTree:
         wanted = real("prefix sums", sums)
         found, values = np.empty(wanted.shape, np.int64), np.empty(wanted.shape)
         tree = self._tree
-        bad = tree._kernel.find_leaves(
-            tree._nodes, self.capacity, wanted, found, values
-        )
+        bad = tree._kernel.find_leaves(tree._nodes, self.capacity, wanted, found, values)
         if bad >= 0:
             raise self._cannot_fall(float(wanted[bad]))
         return found, values
@@ -366,11 +360,7 @@ class SumTree:
         return leaves, ratios
 
     def set_powers(
-        self,
-        indices: NDArray[np.int64],
-        numbers: NDArray[np.float32],
-        more: float,
-        exponent: float,
+        self, indices: NDArray[np.int64], numbers: NDArray[np.float32], more: float, exponent: float
     ) -> bool:
         """Write masses ``(number + more) ** exponent``, if all are above 0 until then.
 
@@ -431,8 +421,7 @@ class SumTree:
     def _cannot_fall(self, value: float) -> ValueError:
         if self.total == 0:
             return ValueError(
-                "prefix sums need a leaf above 0, and all leaves are 0. Set a leaf "
-                "first."
+                "prefix sums need a leaf above 0, and all leaves are 0. Set a leaf first."
             )
         return ValueError(
             f"prefix sum must be in [0, {self.total}], got {value}. Draw it as u * "
@@ -440,9 +429,7 @@ class SumTree:
         )
 
 
-def _restored(
-    capacity: int, op: Op, identity: float, leaves: NDArray[np.float64]
-) -> SegmentTree:
+def _restored(capacity: int, op: Op, identity: float, leaves: NDArray[np.float64]) -> SegmentTree:
     """A tree of these leaves, to the last bit what it was."""
     tree = SegmentTree(capacity, op, identity)
     tree.fill(leaves)

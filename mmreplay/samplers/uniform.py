@@ -41,9 +41,7 @@ def checked_block(block: object, shuffle: bool = True) -> int:
     return number
 
 
-def block_ranks(
-    random: StepGenerator, step: int, total: int, block: int, count: int
-) -> Ids:
+def block_ranks(random: StepGenerator, step: int, total: int, block: int, count: int) -> Ids:
     """Ranks of blocks that begin anywhere alike, and go on at 0 behind the last one.
 
     Args:
@@ -100,9 +98,7 @@ class BlockPermutation:
         return values
 
 
-def order_of(
-    size: int, block: int, rng: np.random.Generator
-) -> Permutation | BlockPermutation:
+def order_of(size: int, block: int, rng: np.random.Generator) -> Permutation | BlockPermutation:
     """The order of one epoch."""
     return Permutation(size, rng) if block == 1 else BlockPermutation(size, block, rng)
 
@@ -166,14 +162,10 @@ class UniformSampler(Sampler):
         if num_legal < 1:
             raise nothing_to_draw(view, batch_size)
         if self._block > 1:
-            ranks = block_ranks(
-                self._random, self._step, num_legal, self._block, batch_size
-            )
+            ranks = block_ranks(self._random, self._step, num_legal, self._block, batch_size)
             env_ids, positions = view.start_at(ranks)
         elif num_legal == starts.total:
-            env_ids, positions = self._random.pick(
-                self._step, starts.ends, span.stop, batch_size
-            )
+            env_ids, positions = self._random.pick(self._step, starts.ends, span.stop, batch_size)
         elif num_legal < MIN_LEGAL * starts.total:
             ranks = _below(num_legal, self._random.shares(self._step, batch_size))
             env_ids, positions = view.start_at(ranks)
@@ -206,9 +198,7 @@ class UniformSampler(Sampler):
                 self._step, ends, stops, table, count + spare, count
             )
         else:
-            env_ids, positions = self._random.pick(
-                self._step, ends, stops, count + spare
-            )
+            env_ids, positions = self._random.pick(self._step, ends, stops, count + spare)
             good = view.legal(env_ids, positions).nonzero()[0][:count]
             env_ids, positions = env_ids.take(good), positions.take(good)
         missing = count - len(positions)
@@ -248,9 +238,7 @@ class UniformSampler(Sampler):
 
     def state_dict(self) -> State:
         """Seed and step."""
-        state: State = {
-            "kind": "UniformSampler", "seed": self._random.seed, "step": self._step,
-        }  # fmt: skip
+        state: State = {"kind": "UniformSampler", "seed": self._random.seed, "step": self._step}
         return state | ({"block": self._block} if self._block > 1 else {})
 
     def load_state_dict(self, state: State) -> None:

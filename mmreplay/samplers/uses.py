@@ -26,12 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
-from mmreplay.episodes.starts import (
-    BufferIdentity,
-    ListedStarts,
-    StartView,
-    num_legal,
-)
+from mmreplay.episodes.starts import BufferIdentity, ListedStarts, StartView, num_legal
 from mmreplay.errors import (
     DurabilityWarning,
     EmptyError,
@@ -503,9 +498,13 @@ class UseCounter(Wrapper):
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, maximum=self._maximum, sampler=self.parts[0], lease_s=self._lease_s,
-            name=self._name, seed=self._random.given_seed,
-        )  # fmt: skip
+            self,
+            maximum=self._maximum,
+            sampler=self.parts[0],
+            lease_s=self._lease_s,
+            name=self._name,
+            seed=self._random.given_seed,
+        )
 
     @property
     def where(self) -> str | None:
@@ -525,9 +524,7 @@ class UseCounter(Wrapper):
     def shown(self, view: View) -> View:
         """Return the rows that may be drawn; see `Wrapper.shown`."""
         self._update(view)
-        env_ids, positions = self._counts.unused(
-            view, self._maximum, self._unavailable(view)
-        )
+        env_ids, positions = self._counts.unused(view, self._maximum, self._unavailable(view))
         return ListedStarts(view, env_ids, positions)
 
     def can_draw(self, view: View, env_ids: Ids, positions: Ids) -> Bools:
@@ -645,9 +642,12 @@ class UseCounter(Wrapper):
         key = self._random.key(self._step)
         draw = replace(some[0], key=key) if len(some) == 1 else joined(some, key)
         reserved = Uses(
-            np.concatenate(every_env), np.concatenate(every_position),
-            np.concatenate(every_use), home.generation, home.cut_epoch,
-        )  # fmt: skip
+            np.concatenate(every_env),
+            np.concatenate(every_position),
+            np.concatenate(every_use),
+            home.generation,
+            home.cut_epoch,
+        )
         reservation = Reservation(self, key, reserved, self._counts.opening)
         self._reserved.add(reservation)
         claims = threads.drawing.claims
@@ -835,9 +835,7 @@ class UseCounter(Wrapper):
     def _store(self, view: View, uses: Uses) -> int:
         # Rows that were overwritten or cut since have no count to raise.
         there = uses.within(view.home, view.span)
-        return self._counts.raise_to(
-            uses.env_ids[there], uses.positions[there], uses.uses[there]
-        )
+        return self._counts.raise_to(uses.env_ids[there], uses.positions[there], uses.uses[there])
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed and step, and the state of the other sampler; no counts.

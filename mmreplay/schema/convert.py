@@ -31,9 +31,11 @@ _NUMPY = (np.ndarray, *_LOOSE)
 PRECISIONS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 """Significant bits of a float: it holds each integer of at most so many."""
 LARGEST = {
-    "bfloat16": 255 << 120, "float16": 65504, "float32": (2**24 - 1) << 104,
+    "bfloat16": 255 << 120,
+    "float16": 65504,
+    "float32": (2**24 - 1) << 104,
     "float64": (2**53 - 1) << 971,
-}  # fmt: skip
+}
 """The largest finite number."""
 
 
@@ -48,9 +50,7 @@ class _Tensor(Protocol):
     def numpy(self) -> NDArray[np.generic]: ...
 
 
-def convert(
-    field: Field, value: object, path: str, lead: tuple[int, ...]
-) -> NDArray[np.generic]:
+def convert(field: Field, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
     """Cast one incoming value to a field; see `Field.convert`."""
     got, brain = as_numpy(value, path)
     shape = lead + field.shape
@@ -163,16 +163,12 @@ def _no_array(value: object, name: str) -> SchemaError:
         # Sparse, quantized, or of a dtype that numpy lacks.
         got = f"{got} of {getattr(value, 'dtype', None)}"
         way_out = "Pass a dense tensor of another dtype, for example of float32."
-    return SchemaError(
-        f"{name} must be an array of numbers, got {got} that makes none. {way_out}"
-    )
+    return SchemaError(f"{name} must be an array of numbers, got {got} that makes none. {way_out}")
 
 
 # Cached: every step brings the same few dtypes, such as float64 rewards.
 @lru_cache(maxsize=1024)
-def _refusal(
-    got: np.dtype[np.generic], brain: bool, expected: str, exact: bool
-) -> str | None:
+def _refusal(got: np.dtype[np.generic], brain: bool, expected: str, exact: bool) -> str | None:
     """Return the way out if a dtype has values that do not fit, else None."""
     got_name = "bfloat16" if brain else got.name
     if got_name == expected:
@@ -286,9 +282,7 @@ def _cast(field: Field, got: NDArray[np.generic], path: str) -> NDArray[np.gener
         raise _overflow(got, field.dtype, path) from None
 
 
-def _cast_bfloat16(
-    got: NDArray[np.generic], brain: bool, path: str
-) -> NDArray[np.generic]:
+def _cast_bfloat16(got: NDArray[np.generic], brain: bool, path: str) -> NDArray[np.generic]:
     if brain or got.dtype.name == "uint16":
         return got.astype("<u2", copy=False)
     values = got if got.dtype.kind == "f" else got.astype(np.float64)

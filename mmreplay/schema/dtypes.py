@@ -62,9 +62,7 @@ def storage_dtype(name: str) -> np.dtype[np.generic]:
     try:
         return np.dtype(_STORED[name])
     except (KeyError, TypeError):
-        raise SchemaError(
-            f"field dtype must be one of {', '.join(DTYPES)}, got {name!r}"
-        ) from None
+        raise SchemaError(f"field dtype must be one of {', '.join(DTYPES)}, got {name!r}") from None
 
 
 def canonical_name(dtype: object) -> str:
@@ -99,9 +97,7 @@ def canonical_name(dtype: object) -> str:
     is_text = known is not None and known.kind in "US" and isinstance(dtype, str)
     got = shown(dtype) if known is None or is_text else known
     way_out = WAYS_OUT.get(known.kind if known is not None else "", "Use one of them")
-    raise SchemaError(
-        f"field dtype must be one of {', '.join(DTYPES)}, got {got}. {way_out}."
-    )
+    raise SchemaError(f"field dtype must be one of {', '.join(DTYPES)}, got {got}. {way_out}.")
 
 
 def describe(dtype: str, shape: tuple[int, ...]) -> str:
@@ -141,9 +137,7 @@ def from_bfloat16_bits(bits: NDArray[np.generic]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _to_odd(
-    bits: NDArray[np.uint32], values: NDArray[np.floating]
-) -> NDArray[np.uint32]:
+def _to_odd(bits: NDArray[np.uint32], values: NDArray[np.floating]) -> NDArray[np.uint32]:
     # Rounding float64 to float32 and that to bfloat16, each to nearest, can miss
     # the nearest by one. Rounded to odd first (towards zero, the last bit set
     # where anything was lost), the second rounding sees on which side it stood.

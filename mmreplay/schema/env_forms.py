@@ -40,9 +40,7 @@ def space_of(fields: Mapping[str, Field], root: str) -> Space[Any]:
     return _branch(unflatten(below))
 
 
-def values_of(
-    fields: Mapping[str, Field], columns: Mapping[str, Any], root: str
-) -> Any:
+def values_of(fields: Mapping[str, Field], columns: Mapping[str, Any], root: str) -> Any:
     """Return values of steps as a vector environment gives them.
 
     Args:
@@ -89,10 +87,7 @@ def _branch(tree: Mapping[str, Any]) -> Space[Any]:
 
     if is_graph(tree):
         edges = tree.get(EDGES)
-        return spaces.Graph(
-            _box(tree[NODES]),
-            None if edges is None else _box(edges),
-        )
+        return spaces.Graph(_box(tree[NODES]), None if edges is None else _box(edges))
     inner = {
         name: _space(each) if isinstance(each, Field) else _branch(each)
         for name, each in tree.items()
@@ -166,9 +161,7 @@ def _graphs(tree: Mapping[str, _Values]) -> tuple[Any, ...]:
     none = [None] * len(nodes)
     # Gymnasium has None for no edges.
     edges, links = (
-        [each if len(each) else None for each in tree[name].steps]
-        if name in tree
-        else none
+        [each if len(each) else None for each in tree[name].steps] if name in tree else none
         for name in (EDGES, EDGE_LINKS)
     )
     return tuple(map(GraphInstance, nodes, edges, links))

@@ -19,8 +19,7 @@ Bools = NDArray[np.bool_]
 
 
 def episode_column(
-    columns: Mapping[str, tuple[str, tuple[int, ...]]],
-    varying: Mapping[str, Field] | None = None,
+    columns: Mapping[str, tuple[str, tuple[int, ...]]], varying: Mapping[str, Field] | None = None
 ) -> str:
     """The column of one value a row that names episodes, or ``""``.
 
@@ -36,9 +35,9 @@ def episode_column(
         field = (varying or {}).get(name)
         if shape in ((), (1,)) and "int" in dtype:
             integers.append(name)
-        elif (
-            shape in ((), (1,)) and (dtype == "bool" or dtype.startswith("float"))
-        ) or (field is not None and field.kind == "text"):
+        elif (shape in ((), (1,)) and (dtype == "bool" or dtype.startswith("float"))) or (
+            field is not None and field.kind == "text"
+        ):
             others.append(name)
     return next(iter(integers + others), "")
 
@@ -135,8 +134,7 @@ def _ids_of(values: Any, begins: NDArray[np.int64]) -> NDArray[np.int64]:
     """The value of some rows, or of texts a digest, int64 ``[N]``."""
     if isinstance(values, Ragged):
         digests = b"".join(
-            blake2b(values[row].tobytes(), digest_size=8).digest()
-            for row in begins.tolist()
+            blake2b(values[row].tobytes(), digest_size=8).digest() for row in begins.tolist()
         )
         return np.frombuffer(digests, np.int64)
     some = values[begins]

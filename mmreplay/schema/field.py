@@ -16,12 +16,7 @@ import numpy as np
 from mmreplay.arguments import flag, integer, one_of
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema.convert import convert
-from mmreplay.schema.dtypes import (
-    array_nbytes,
-    canonical_name,
-    describe,
-    storage_dtype,
-)
+from mmreplay.schema.dtypes import array_nbytes, canonical_name, describe, storage_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,9 +132,7 @@ class Field:
         set_(self, "numpy", stored)
         set_(self, "max_length", max_length)
         set_(self, "kind", str(kind))
-        nbytes = (
-            REFERENCE.itemsize if varies else _checked_nbytes(axes, stored.itemsize)
-        )
+        nbytes = REFERENCE.itemsize if varies else _checked_nbytes(axes, stored.itemsize)
         set_(self, "nbytes", nbytes)
 
     @classmethod
@@ -194,9 +187,7 @@ class Field:
         """The most bytes that one value takes in the heap; 0 where none varies."""
         if self.max_length is None:
             return 0
-        return (
-            -(-self.max_length * self.inner_nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
-        )
+        return -(-self.max_length * self.inner_nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
 
     @property
     def description(self) -> str:
@@ -220,22 +211,15 @@ class Field:
 
     # Pickles of earlier versions have the first six; fields of one shape still do.
     def __getstate__(self) -> list[object]:
-        state = [
-            self.shape, self.dtype, self.exact, self.mutable, self.numpy, self.nbytes
-        ]  # fmt: skip
+        state = [self.shape, self.dtype, self.exact, self.mutable, self.numpy, self.nbytes]
         return [*state, self.max_length, self.kind] if self.varies else state
 
     def __setstate__(self, state: list[object]) -> None:
-        names = (
-            "shape", "dtype", "exact", "mutable", "numpy", "nbytes", "max_length",
-            "kind",
-        )  # fmt: skip
+        names = ("shape", "dtype", "exact", "mutable", "numpy", "nbytes", "max_length", "kind")
         for name, value in zip(names, [*state, None, "array"][:8], strict=True):
             object.__setattr__(self, name, value)
 
-    def convert(
-        self, value: object, path: str, lead: tuple[int, ...]
-    ) -> NDArray[np.generic]:
+    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
         """Validate one incoming value and cast it to this field.
 
         Args:
@@ -272,9 +256,7 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
         varies = bool(parts) and parts[0] is None
         if any(isinstance(part, bool | np.bool_) for part in parts):
             raise TypeError
-        axes = tuple(
-            operator.index(cast("SupportsIndex", part)) for part in parts[varies:]
-        )
+        axes = tuple(operator.index(cast("SupportsIndex", part)) for part in parts[varies:])
     except TypeError:
         way_out = "Write (3,) for a vector of 3 and () for a scalar."
         if isinstance(shape, list | tuple) and None in shape[1:]:
@@ -284,13 +266,11 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
         ) from None
     if len(parts) > MAX_AXES:
         raise SchemaError(
-            f"field shape must have at most {MAX_AXES} axes, got {len(parts)}. Merge "
-            "some of them."
+            f"field shape must have at most {MAX_AXES} axes, got {len(parts)}. Merge some of them."
         )
     if any(axis < 0 for axis in axes):
         raise SchemaError(
-            f"field shape must have axes of at least 0, got {list(axes)}. Check the "
-            "shape."
+            f"field shape must have axes of at least 0, got {list(axes)}. Check the shape."
         )
     # Values without bytes would have a length and no place in the heap.
     if varies and 0 in axes:
@@ -313,9 +293,7 @@ def _checked_length(
     name, way_out = "max_bytes", "Give the most bytes that one value takes."
     if kind == "array":
         name = "max_length"
-        way_out = (
-            "Give the longest first axis: None in the shape lets it vary up to that."
-        )
+        way_out = "Give the longest first axis: None in the shape lets it vary up to that."
     length = integer(f"field option {name}", max_length, 1, way_out, maximum=MAX_LENGTH)
     if mutable:
         raise SchemaError(
@@ -396,9 +374,7 @@ def field_from_json(entry: object) -> tuple[str, Field]:
         legal = f"an integer in [1, {MAX_LENGTH}]"
         raise _refused(f"max_length of {name!r}", length, legal)
     if varies and options["kind"] not in KINDS:
-        raise _refused(
-            f"kind of {name!r}", options["kind"], f"one of {', '.join(KINDS)}"
-        )
+        raise _refused(f"kind of {name!r}", options["kind"], f"one of {', '.join(KINDS)}")
     return name, Field(shape, dtype, **options)
 
 

@@ -22,19 +22,26 @@ Ends = NDArray[np.bool_]
 ROLE_NAMES = {
     "observation": ("observation", "observations", "obs", "state", "states"),
     "next_observation": (
-        "next_observation", "next_observations", "next_obs", "next_state",
+        "next_observation",
+        "next_observations",
+        "next_obs",
+        "next_state",
         "next_states",
     ),
     "action": ("action", "actions", "act"),
     "reward": ("reward", "rewards", "rew"),
     "terminated": (
-        "terminated", "terminateds", "terminal", "terminals", "termination",
-        "terminations", "done", "dones",
+        "terminated",
+        "terminateds",
+        "terminal",
+        "terminals",
+        "termination",
+        "terminations",
+        "done",
+        "dones",
     ),
-    "truncated": (
-        "truncated", "truncateds", "truncation", "truncations", "timeout", "timeouts",
-    ),
-}  # fmt: skip
+    "truncated": ("truncated", "truncateds", "truncation", "truncations", "timeout", "timeouts"),
+}
 """Usual names of the columns of each role, the surest first."""
 KNOWN = {name for names in ROLE_NAMES.values() for name in names}
 VARYING_ROLES = ("observation", "next_observation", "action")
@@ -148,9 +155,7 @@ class InferredColumns:
                 fields[name] = field
         return fields
 
-    def _storable(
-        self, columns: Mapping[str, tuple[str, tuple[int, ...]]]
-    ) -> dict[str, Field]:
+    def _storable(self, columns: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Field]:
         fields = {}
         for name, (dtype, shape) in columns.items():
             if name in self._reserved:
@@ -196,9 +201,7 @@ class InferredColumns:
 
     def _note_ends(self) -> None:
         if not self.ends:
-            self._notes.doubt(
-                "no column says where episodes end: all rows are one episode"
-            )
+            self._notes.doubt("no column says where episodes end: all rows are one episode")
             return
         columns = " and ".join(f"{path!r} ({role})" for role, path in self.ends.items())
         self._notes.note(f"episode ends were read from {columns}")
@@ -218,9 +221,7 @@ class InferredColumns:
                         f"those of {path!r} were taken"
                     )
 
-    def take(
-        self, columns: Columns, first: int
-    ) -> tuple[Columns, NDArray[np.bool_], Ends]:
+    def take(self, columns: Columns, first: int) -> tuple[Columns, NDArray[np.bool_], Ends]:
         """Return the columns of the schema, and both ends of each row.
 
         Args:

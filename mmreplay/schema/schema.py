@@ -7,15 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmreplay.errors import SchemaError, shown
-from mmreplay.nesting import (
-    SEPARATOR,
-    check_path,
-    flatten,
-    meant,
-    split,
-    under,
-    unflatten,
-)
+from mmreplay.nesting import SEPARATOR, check_path, flatten, meant, split, under, unflatten
 from mmreplay.notebook import html_table
 from mmreplay.schema.env_forms import space_of, values_of
 from mmreplay.schema.field import Field, field_from_json, field_to_json
@@ -182,8 +174,7 @@ class Schema:
         for path in exclude:
             if not any(under([path], top) for top in left_out):
                 raise SchemaError(
-                    f"exclude must name some of {listing(met)}, got {path!r}. "
-                    f"{meant(path, met)}"
+                    f"exclude must name some of {listing(met)}, got {path!r}. {meant(path, met)}"
                 )
         flat = flatten(fields)
         for path, field in _by_path(_mapping(extra or {}, "extra")).items():
@@ -223,9 +214,7 @@ class Schema:
             >>> mr.Schema(fields).to_spaces()[0].max_length
             40
         """
-        observation, action = (
-            space_of(*self._of_role(role)) for role in ("observation", "action")
-        )
+        observation, action = (space_of(*self._of_role(role)) for role in ("observation", "action"))
         return observation, action
 
     def to_env(self, batch: Mapping[str, Any], role: str = "observation") -> Any:
@@ -260,10 +249,7 @@ class Schema:
         fields, root = self._of_role("observation" if following else role)
         if following:
             # Batches derive them; their paths begin with the role's name.
-            fields = {
-                f"{role}{path.removeprefix(root)}": field
-                for path, field in fields.items()
-            }
+            fields = {f"{role}{path.removeprefix(root)}": field for path, field in fields.items()}
             root = role
         missing = [path for path in fields if path not in batch]
         if missing:
@@ -287,11 +273,7 @@ class Schema:
 
     @classmethod
     def from_env(
-        cls,
-        env: object,
-        *,
-        extra: Mapping[str, object] | None = None,
-        exclude: Sequence[str] = (),
+        cls, env: object, *, extra: Mapping[str, object] | None = None, exclude: Sequence[str] = ()
     ) -> Schema:
         """Fields of the steps of a Gymnasium environment or vector environment.
 
@@ -335,9 +317,7 @@ class Schema:
             SchemaError: A value is not storable.
         """
         leaves = flatten(_mapping(step, "example step"))
-        return cls.from_flat(
-            {path: example_field(path, leaves[path]) for path in leaves}
-        )
+        return cls.from_flat({path: example_field(path, leaves[path]) for path in leaves})
 
     @classmethod
     def from_json(cls, fields: object, roles: object) -> Schema:
@@ -442,9 +422,7 @@ class Schema:
             ('observation', 'info/lives')
         """
         if path in self.fields:
-            raise SchemaError(
-                f"the schema already has a field {path!r}. Choose another path."
-            )
+            raise SchemaError(f"the schema already has a field {path!r}. Choose another path.")
         schema = Schema.from_flat({**self.fields, path: field}, self.roles)
         return schema._stating(self._autoreset, self._num_envs)
 
@@ -523,9 +501,7 @@ class Schema:
             shape = str(list(field.shape)) if field.shape else "scalar"
             if field.varies:
                 shape = field.description.removeprefix(field.dtype)
-            rows.append(
-                (path, field.dtype, shape, roles[0] if roles else "", " ".join(options))
-            )
+            rows.append((path, field.dtype, shape, roles[0] if roles else "", " ".join(options)))
         return ("field", "dtype", "shape", "role", "options"), rows
 
     def _repr_html_(self) -> str:
@@ -539,13 +515,10 @@ class Schema:
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
-            f"schema.{name} cannot be assigned: a schema never changes. Make another "
-            "schema."
+            f"schema.{name} cannot be assigned: a schema never changes. Make another schema."
         )
 
-    def _declare(
-        self, flat: Mapping[str, object], roles: Mapping[str, str] | None
-    ) -> None:
+    def _declare(self, flat: Mapping[str, object], roles: Mapping[str, str] | None) -> None:
         fields = _checked(flat)
         playing = assign_roles(tuple(fields), roles)
         check_roles(fields, playing)
@@ -553,9 +526,7 @@ class Schema:
         object.__setattr__(self, "roles", MappingProxyType(playing))
         self._stating(None)
 
-    def _stating(
-        self, autoreset: Autoreset | None, num_envs: int | None = None
-    ) -> Schema:
+    def _stating(self, autoreset: Autoreset | None, num_envs: int | None = None) -> Schema:
         object.__setattr__(self, "_autoreset", autoreset)
         object.__setattr__(self, "_num_envs", num_envs)
         return self
@@ -572,8 +543,7 @@ def _by_path(fields: Mapping[str, object]) -> dict[str, object]:
         for path, leaf in flatten({name: value}).items():
             if path in flat:
                 raise SchemaError(
-                    f"field {path!r} is declared twice, nested and by its path. Leave "
-                    "one out."
+                    f"field {path!r} is declared twice, nested and by its path. Leave one out."
                 )
             flat[path] = leaf
     unflatten(flat)
@@ -632,9 +602,7 @@ def _checked(flat: Mapping[str, object]) -> dict[str, Field]:
 def _mapping(value: object, what: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
-    raise SchemaError(
-        f"{what} must be a mapping by name, got {type(value).__name__}. Pass a dict."
-    )
+    raise SchemaError(f"{what} must be a mapping by name, got {type(value).__name__}. Pass a dict.")
 
 
 def _size(fields: object) -> str:
@@ -643,14 +611,7 @@ def _size(fields: object) -> str:
     return type(fields).__name__
 
 
-ROLES = (
-    "observation",
-    "next_observation",
-    "action",
-    "reward",
-    "terminated",
-    "truncated",
-)
+ROLES = ("observation", "next_observation", "action", "reward", "terminated", "truncated")
 """The parts of an environment's step, by Gymnasium's names.
 
 Each is played by one leaf or by a whole subtree, as a Dict observation is.
@@ -659,9 +620,7 @@ Each is played by one leaf or by a whole subtree, as a Dict observation is.
 _LISTED = 20
 
 
-def assign_roles(
-    paths: tuple[str, ...], roles: Mapping[str, str] | None
-) -> dict[str, str]:
+def assign_roles(paths: tuple[str, ...], roles: Mapping[str, str] | None) -> dict[str, str]:
     """Return the path of each role: as stated, else the field of the role's name.
 
     Args:
@@ -773,6 +732,4 @@ def _check_next(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
 
 
 def _kinds(fields: Mapping[str, Field], top: str) -> dict[str, str]:
-    return {
-        path.removeprefix(top): fields[path].description for path in under(fields, top)
-    }
+    return {path.removeprefix(top): fields[path].description for path in under(fields, top)}

@@ -70,9 +70,7 @@ def name_fields(
             continue
         for own in own_names:
             if own != chosen:
-                notes.note(
-                    f"column {own!r} was left out: field {path!r} is column {chosen!r}"
-                )
+                notes.note(f"column {own!r} was left out: field {path!r} is column {chosen!r}")
     for own, path in kept.items():
         if path != columns[own]:
             note_joined(notes, own, columns[own], path)
@@ -150,9 +148,7 @@ def own_names_of(
 
 def _selects(fields: Sequence[object], path: str, own_names: Sequence[str]) -> bool:
     """Return whether a selection names the subtree of a path or of its columns."""
-    return any(
-        under((path, *own_names), name) for name in fields if isinstance(name, str)
-    )
+    return any(under((path, *own_names), name) for name in fields if isinstance(name, str))
 
 
 def _both(where: object, own_names: Sequence[str], path: str) -> SourceError:

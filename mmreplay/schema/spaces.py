@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 Autoreset = Literal["disabled", "same_step", "next_step"]
 AUTORESETS: tuple[Autoreset, ...] = ("disabled", "same_step", "next_step")
 _FIXED = "Box, Discrete, MultiDiscrete or MultiBinary"
-_SUPPORTED = (
-    "Box, Discrete, MultiDiscrete, MultiBinary, Text, Sequence, Graph, Dict or Tuple"
-)
+_SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Text, Sequence, Graph, Dict or Tuple"
 _WAYS_OUT = {"OneOf": "Use a Dict of every choice, with the choice as a Discrete"}
 
 UNSTATED_LENGTH = 4096
@@ -67,10 +65,7 @@ def space_fields(
     if isinstance(space, spaces.Tuple):
         numbered = {str(i): inner for i, inner in enumerate(space.spaces)}
         return _branch(numbered, path, exclude, met)
-    if isinstance(
-        space,
-        spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
-    ):
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return field_at(path, space.shape, space.dtype)
     if isinstance(space, spaces.Text):
         return Field.text(max(1, CHARACTER_NBYTES * space.max_length))
@@ -118,9 +113,7 @@ def env_autoreset(env: object) -> Autoreset | None:
         A single environment never does: the caller resets it, or a wrapper.
     """
     metadata = getattr(env, "metadata", None)
-    if not hasattr(env, "single_observation_space") or not isinstance(
-        metadata, Mapping
-    ):
+    if not hasattr(env, "single_observation_space") or not isinstance(metadata, Mapping):
         return None
     stated = metadata.get("autoreset_mode")
     mode = stated.name.lower() if isinstance(stated, Enum) else stated
@@ -157,10 +150,7 @@ def field_at(path: str, shape: tuple[int, ...] | None, dtype: object) -> Field:
 
 
 def _branch(
-    spaces: Mapping[str, object],
-    path: str,
-    exclude: Collection[str],
-    met: dict[str, bool],
+    spaces: Mapping[str, object], path: str, exclude: Collection[str], met: dict[str, bool]
 ) -> dict[str, object]:
     if not spaces:
         raise SchemaError(
@@ -186,8 +176,7 @@ def _varying(space: object, path: str, kind: str) -> Field:
     from gymnasium import spaces
 
     if not isinstance(
-        space,
-        spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
         raise SchemaError(
             f"field {path!r}: the items of {kind} must be {_FIXED}, got "
@@ -201,10 +190,7 @@ def _varying(space: object, path: str, kind: str) -> Field:
 
 
 def _chosen(
-    fields: Mapping[str, Field],
-    path: str,
-    exclude: Collection[str],
-    met: dict[str, bool],
+    fields: Mapping[str, Field], path: str, exclude: Collection[str], met: dict[str, bool]
 ) -> dict[str, object]:
     """Return the fields that are not excluded."""
     chosen: dict[str, object] = {}

@@ -33,9 +33,7 @@ KIND_WAYS_OUT = {"text": "Pass a str.", "bytes": "Pass bytes."}
 """What to do by the kind of field."""
 
 
-def convert_varying(
-    field: Field, value: object, path: str, lead: tuple[int, ...]
-) -> Ragged:
+def convert_varying(field: Field, value: object, path: str, lead: tuple[int, ...]) -> Ragged:
     """Validate incoming values of a field that varies, and put them together.
 
     Args:
@@ -72,17 +70,12 @@ def convert_varying(
         try:
             encoded = [cell.encode() for cell in cells]
         except UnicodeEncodeError:
-            encoded = [
-                _encoded(cell, path, _where(lead, n)) for n, cell in enumerate(cells)
-            ]
+            encoded = [_encoded(cell, path, _where(lead, n)) for n, cell in enumerate(cells)]
         lengths = list(map(len, encoded))
         values = np.frombuffer(b"".join(encoded), np.uint8)
     else:
         if field.kind == "text" or not all(_plain(field, cell) for cell in cells):
-            cells = [
-                _items(field, cell, path, _where(lead, n))
-                for n, cell in enumerate(cells)
-            ]
+            cells = [_items(field, cell, path, _where(lead, n)) for n, cell in enumerate(cells)]
         lengths = list(map(len, cells))
         empty = np.empty((0, *field.inner), field.numpy)
         values = np.concatenate([empty, *cells])
@@ -133,9 +126,7 @@ def list_plain(field: Field, values: object, num_envs: int) -> ValueList | None:
     if type(values) is not list and type(values) is not tuple:
         return None
     if num_envs > 1:
-        if not all(
-            type(step) in (list, tuple) and len(step) == num_envs for step in values
-        ):
+        if not all(type(step) in (list, tuple) and len(step) == num_envs for step in values):
             return None
         held = tuple(chain.from_iterable(values))
     else:
@@ -143,9 +134,15 @@ def list_plain(field: Field, values: object, num_envs: int) -> ValueList | None:
     offsets = np.zeros(len(held) + 1, np.int64)
     addresses = np.empty(len(held), np.int64)
     if not _rows.measure_values(
-        held, np.ndarray, field.numpy, field.inner, cast("int", field.max_length),
-        ord(field.kind[0]), offsets[1:], addresses,
-    ):  # fmt: skip
+        held,
+        np.ndarray,
+        field.numpy,
+        field.inner,
+        cast("int", field.max_length),
+        ord(field.kind[0]),
+        offsets[1:],
+        addresses,
+    ):
         return None
     np.cumsum(offsets, out=offsets)
     shape = len(held) // num_envs, num_envs
@@ -246,16 +243,14 @@ def _items(field: Field, value: Any, path: str, where: str) -> NDArray[np.generi
         if isinstance(value, str):
             way_out = "Pass bytes, such as text.encode()."
         raise SchemaError(
-            f"field {path!r}{where} must be {field.description}, got {shown(value)}. "
-            f"{way_out}"
+            f"field {path!r}{where} must be {field.description}, got {shown(value)}. {way_out}"
         )
     else:
         array, brain = as_numpy(value, path)
         if array.dtype.kind not in "biuf":
             way_out = KIND_WAYS_OUT.get(field.kind, "Pass an array of numbers.")
             raise SchemaError(
-                f"field {path!r}{where} must be {field.description}, got "
-                f"{shown(value)}. {way_out}"
+                f"field {path!r}{where} must be {field.description}, got {shown(value)}. {way_out}"
             )
         if not array.size and isinstance(value, list | tuple):
             # Lists without a number do not say how many axes they have.
@@ -270,11 +265,7 @@ def _items(field: Field, value: Any, path: str, where: str) -> NDArray[np.generi
 
 
 def _of_array(
-    field: Field,
-    array: NDArray[np.generic],
-    brain: bool,
-    path: str,
-    lead: tuple[int, ...],
+    field: Field, array: NDArray[np.generic], brain: bool, path: str, lead: tuple[int, ...]
 ) -> Ragged:
     """Values of one length, ``[*lead, length, *inner]``."""
     if array.shape[: len(lead)] != lead:
@@ -326,12 +317,7 @@ def _jagged(tensor: Any) -> Ragged:
 
 
 def _cast(
-    field: Field,
-    value: object,
-    array: NDArray[np.generic],
-    brain: bool,
-    path: str,
-    where: str,
+    field: Field, value: object, array: NDArray[np.generic], brain: bool, path: str, where: str
 ) -> NDArray[np.generic]:
     """Cast items to the field's dtype; see `convert`."""
     if brain and field.dtype != "bfloat16":
@@ -374,10 +360,7 @@ def _check_text(data: bytes, path: str, where: str) -> None:
 
 
 def _no_text(
-    path: str,
-    where: str,
-    got: str | bytes,
-    error: UnicodeEncodeError | UnicodeDecodeError,
+    path: str, where: str, got: str | bytes, error: UnicodeEncodeError | UnicodeDecodeError
 ) -> SchemaError:
     unit = "byte" if isinstance(got, bytes) else "character"
     return SchemaError(
@@ -386,9 +369,7 @@ def _no_text(
     )
 
 
-def _check_shape(
-    field: Field, items: NDArray[np.generic], path: str, where: str
-) -> None:
+def _check_shape(field: Field, items: NDArray[np.generic], path: str, where: str) -> None:
     if items.ndim == 0 or items.shape[1:] != field.inner:
         got = f"{items.dtype}{list(items.shape)}"
         way_out = "Only the first axis varies."

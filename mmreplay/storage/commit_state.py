@@ -23,13 +23,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.disk.files import File
-from mmreplay.errors import (
-    OR_REPAIR,
-    CorruptError,
-    FailedError,
-    FullError,
-    StarvedError,
-)
+from mmreplay.errors import OR_REPAIR, CorruptError, FailedError, FullError, StarvedError
 from mmreplay.format import commit
 from mmreplay.format.commit import HEADER_NBYTES, Identity, Record
 
@@ -99,9 +93,13 @@ class WritableCommitState(CommitState, Protocol):
     published: tuple[Array, Array, Array | None]
 
     def publish(
-        self, heads: Array, limits: Array, tails: Array,
-        heap_heads: Array | None = None, heap_tails: Array | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        heap_heads: Array | None = None,
+        heap_tails: Array | None = None,
+    ) -> None:
         """Make rows visible; see `CommitWriter.publish`."""
 
 
@@ -137,9 +135,14 @@ class CommitWriter:
     moved = discarded = False
 
     def __init__(
-        self, file: File, identity: Identity, live: Record, durable: Record, slot: int,
+        self,
+        file: File,
+        identity: Identity,
+        live: Record,
+        durable: Record,
+        slot: int,
         heap_nbytes: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take over after recovery.
 
         Args:
@@ -163,12 +166,13 @@ class CommitWriter:
         self._heap_nbytes = heap_nbytes
         self.size = commit.record_nbytes(live.num_envs, heap_nbytes)
         self.slot = rows.Slot(
-            live.encode(), commit.SEQUENCE_OFFSET, HEADER_NBYTES, live.num_envs,
+            live.encode(),
+            commit.SEQUENCE_OFFSET,
+            HEADER_NBYTES,
+            live.num_envs,
             commit.NUM_HEAP_COLUMNS if heap_nbytes else commit.NUM_COLUMNS,
-        )  # fmt: skip
-        self._show(
-            live.heads, live.limits, live.tails, live.heap_heads, live.heap_tails
         )
+        self._show(live.heads, live.limits, live.tails, live.heap_heads, live.heap_tails)
         self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
         self.committed, self.closed = durable, False
         self.fast_append: AppendKernel | None = None
@@ -183,9 +187,13 @@ class CommitWriter:
         return False
 
     def publish(
-        self, heads: Array, limits: Array, tails: Array,
-        heap_heads: Array | None = None, heap_tails: Array | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        heap_heads: Array | None = None,
+        heap_tails: Array | None = None,
+    ) -> None:
         """Make rows visible to every reader, and to the next open after a kill.
 
         Args:
@@ -235,23 +243,24 @@ class CommitWriter:
         records = []
         for slot in commit.LIVE_SLOTS:
             data = self._file.pread(self.size, self.size * slot)
-            record = commit.decode(
-                data, self._identity.uuid, len(self.heads), self._heap_nbytes
-            )
+            record = commit.decode(data, self._identity.uuid, len(self.heads), self._heap_nbytes)
             if record is not None:
                 records.append((record.sequence, slot, record))
         if records:
             _, slot, record = max(records, key=lambda item: item[0])
             self.next_live = BOTH_LIVE - slot
             self._show(
-                record.heads, record.limits, record.tails,
-                record.heap_heads, record.heap_tails,
-            )  # fmt: skip
+                record.heads, record.limits, record.tails, record.heap_heads, record.heap_tails
+            )
 
     def _show(
-        self, heads: Array, limits: Array, tails: Array,
-        heap_heads: Array | None, heap_tails: Array | None,
-    ) -> None:  # fmt: skip
+        self,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        heap_heads: Array | None,
+        heap_tails: Array | None,
+    ) -> None:
         self.heap_heads = heap_heads
         self.heads, self.limits, self.tails = heads, limits, tails
         self.heap_tails = heap_tails
@@ -283,9 +292,8 @@ class CommitWriter:
         self._write_durable(record)
 
     def commit(
-        self, heads: Array, tails: Array, flags: int = 0,
-        heap_heads: Array | None = None,
-    ) -> None:  # fmt: skip
+        self, heads: Array, tails: Array, flags: int = 0, heap_heads: Array | None = None
+    ) -> None:
         """Write the durable record of rows whose data and checksums were synced.
 
         Args:
@@ -299,9 +307,13 @@ class CommitWriter:
         # after a power cut.
         limits = np.maximum(self.committed.limits, self.limits)
         record = replace(
-            self.committed, heads=heads, tails=tails, limits=limits, flags=flags,
+            self.committed,
+            heads=heads,
+            tails=tails,
+            limits=limits,
+            flags=flags,
             heap_heads=heap_heads,
-        )  # fmt: skip
+        )
         before = self.committed.heap_tails
         if before is not None and self.heap_tails is not None:
             # Tails of now, not those from before the sync: the values below may be
@@ -380,9 +392,13 @@ class MemoryCommitState:
         return False
 
     def publish(
-        self, heads: Array, limits: Array, tails: Array,
-        heap_heads: Array | None = None, heap_tails: Array | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        heads: Array,
+        limits: Array,
+        tails: Array,
+        heap_heads: Array | None = None,
+        heap_tails: Array | None = None,
+    ) -> None:
         """Make rows visible."""
         if heap_heads is not None:
             self.heap_heads = heap_heads
@@ -486,9 +502,7 @@ class CommitReader:
     Never goes back: a lower sequence than one seen is not accepted.
     """
 
-    def __init__(
-        self, file: File, identity: Identity, start: Record, heap_nbytes: int = 0
-    ) -> None:
+    def __init__(self, file: File, identity: Identity, start: Record, heap_nbytes: int = 0) -> None:
         self._file = file
         self._identity = identity
         self._heap_nbytes = heap_nbytes
@@ -577,9 +591,7 @@ class CommitReader:
         return invalid and slots == [self._bytes(slot) for slot in commit.LIVE_SLOTS]
 
     def _decode(self, data: bytes) -> Record | None:
-        return commit.decode(
-            data, self._identity.uuid, self._num_envs, self._heap_nbytes
-        )
+        return commit.decode(data, self._identity.uuid, self._num_envs, self._heap_nbytes)
 
     def _bytes(self, slot: int) -> bytes:
         return self._mapping[self._size * slot : self._size * (slot + 1)]

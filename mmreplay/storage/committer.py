@@ -349,9 +349,7 @@ class Committer:
         # in 1 ms and a sync takes 0.5 to 15: 16 environments waited half of their time.
         # In the first lap nothing is overwritten, and no sync is due.
         ring = self._store.ring
-        target = rounded_up(
-            self._commit_state.heads + ring.reserve, self._store.limit_step
-        )
+        target = rounded_up(self._commit_state.heads + ring.reserve, self._store.limit_step)
         laps, heap = bool((target > ring.slots).any()), self._heap
         if heap is not None and heap.raise_due:
             # One record for both: each waits for the disk.
@@ -382,9 +380,7 @@ class _Poisoning:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: object
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._committer.rows_modified = True
         # A write that found the disk full harmed nothing, and may be made again; a

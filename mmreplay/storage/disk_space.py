@@ -23,9 +23,14 @@ Array = NDArray[np.int64]
 
 
 def targets(
-    ring: Ring, committer: Committer | None,
-    heads: Array, limits: Array, needed: Array, ahead_rows: int, limit_step: int,
-) -> tuple[Array, bool]:  # fmt: skip
+    ring: Ring,
+    committer: Committer | None,
+    heads: Array,
+    limits: Array,
+    needed: Array,
+    ahead_rows: int,
+    limit_step: int,
+) -> tuple[Array, bool]:
     """Limits to ask for, and whether nothing is overwritten below them.
 
     Args:
@@ -65,9 +70,7 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
     if metadata.engine != "memmap":
         return 0
     ring = metadata.ring
-    sizes = record_layout(metadata.schema).file_sizes(
-        ring, metadata.schema, metadata.heap_nbytes
-    )
+    sizes = record_layout(metadata.schema).file_sizes(ring, metadata.schema, metadata.heap_nbytes)
     nbytes = sum(sizes.values())
     if heads is None:
         return nbytes
@@ -117,9 +120,7 @@ def refuse_larger_heap(path: Path, metadata: Metadata) -> None:
         )
 
 
-def warn_where_short(
-    path: Path, metadata: Metadata, there_nbytes: int, frames: int
-) -> None:
+def warn_where_short(path: Path, metadata: Metadata, there_nbytes: int, frames: int) -> None:
     """Warn of a ring that its disk cannot hold, days before an add would find out.
 
     Args:

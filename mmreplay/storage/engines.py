@@ -11,7 +11,4 @@ from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import DiskStore
 from mmreplay.storage.zarr.engine import ZarrStore
 
-STORES: dict[Engine, type[DiskStore]] = {
-    "memmap": MemmapStore,
-    "zarr": ZarrStore,
-}
+STORES: dict[Engine, type[DiskStore]] = {"memmap": MemmapStore, "zarr": ZarrStore}

@@ -64,9 +64,7 @@ class RowReader(Protocol):
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """Copy rows into ``out``, ``[B, *shape]`` and contiguous; return it."""
 
-    def iter_bytes(
-        self, row: int, step: int, count: int
-    ) -> Iterator[bytes | memoryview]:
+    def iter_bytes(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
         """Bytes of count rows from one on, every step-th, in several buffers.
 
         Each is good until the next. Large ones are read: of rows that are no longer in
@@ -114,11 +112,7 @@ class MappedRows:
     """
 
     def __init__(
-        self,
-        file: File,
-        dtype: np.dtype[np.generic],
-        shape: tuple[int, ...],
-        advise: Advise,
+        self, file: File, dtype: np.dtype[np.generic], shape: tuple[int, ...], advise: Advise
     ) -> None:
         """Map the file; see `RowReader`."""
         self.dtype, self.shape = dtype, shape
@@ -176,9 +170,7 @@ class MappedRows:
         # Without clip, take goes through a buffer; rows are in range.
         return self.array.take(rows, 0, out, "clip")
 
-    def iter_bytes(
-        self, row: int, step: int, count: int
-    ) -> Iterator[bytes | memoryview]:
+    def iter_bytes(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
         """See `RowReader.iter_bytes`."""
         nbytes = self._nbytes
         if step == 1 or nbytes >= mmap.PAGESIZE:
@@ -195,11 +187,7 @@ class ReadRows:
     """Rows by one read each, those that lie one after another by one for all."""
 
     def __init__(
-        self,
-        file: File,
-        dtype: np.dtype[np.generic],
-        shape: tuple[int, ...],
-        advise: Advise,
+        self, file: File, dtype: np.dtype[np.generic], shape: tuple[int, ...], advise: Advise
     ) -> None:
         """Read an open file; see `RowReader`."""
         self.dtype, self.shape = dtype, shape
@@ -214,16 +202,12 @@ class ReadRows:
             return out
         return _read_each(self._file, self._nbytes, rows, out)
 
-    def iter_bytes(
-        self, row: int, step: int, count: int
-    ) -> Iterator[bytes | memoryview]:
+    def iter_bytes(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
         """See `RowReader.iter_bytes`."""
         return _read(self._file, self._nbytes, row, step, count)
 
 
-def _read_rows(
-    file: File, nbytes: int, rows: NDArray[np.int64], out: Array, *, ask: bool
-) -> bool:
+def _read_rows(file: File, nbytes: int, rows: NDArray[np.int64], out: Array, *, ask: bool) -> bool:
     """Read rows in the order of the file, while other threads run Python.
 
     Returns:
@@ -254,9 +238,7 @@ def _read_each(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> 
     return out
 
 
-def _read(
-    file: File, row_nbytes: int, row: int, step: int, count: int
-) -> Iterator[memoryview]:
+def _read(file: File, row_nbytes: int, row: int, step: int, count: int) -> Iterator[memoryview]:
     """Read every step-th of rows, those that lie together at most a MiB at once."""
     span_nbytes = row_nbytes * (count if step == 1 else 1)
     buffer = memoryview(bytearray(min(READ_NBYTES, span_nbytes)))
@@ -355,9 +337,19 @@ class Records:
         out: NDArray[Any] = self._buffers.empty((count,), self._dtypes[wide])
         ends = np.empty((len(bits), count), BOOL)
         _steps.take(
-            self._rows.array, self._stride, flags, env_ids, positions, heads,
-            *self._shape, bits, bare, out, ends, waits,
-        )  # fmt: skip
+            self._rows.array,
+            self._stride,
+            flags,
+            env_ids,
+            positions,
+            heads,
+            *self._shape,
+            bits,
+            bare,
+            out,
+            ends,
+            waits,
+        )
         return out, ends
 
     def take_fields(
@@ -393,9 +385,21 @@ class Records:
         out = self._buffers.empty((dtype.itemsize,), UINT8)
         ends = np.empty((len(bits), count), BOOL)
         _steps.take_fields(
-            self._rows.array, self._stride, flags, env_ids, positions, heads,
-            *self._shape, bits, bare, wide, copied, out, ends, waits,
-        )  # fmt: skip
+            self._rows.array,
+            self._stride,
+            flags,
+            env_ids,
+            positions,
+            heads,
+            *self._shape,
+            bits,
+            bare,
+            wide,
+            copied,
+            out,
+            ends,
+            waits,
+        )
         return np.ndarray((), dtype, out), ends  # a fifth of the time of `view`
 
     def _waits(self, env_ids: Ids, positions: Ids, wide: int) -> bool:
@@ -467,9 +471,22 @@ class Records:
         dtype, copied, summed, discount = layout.of(len(positions))
         out = self._buffers.empty((dtype.itemsize,), UINT8)
         _steps.fold_fields(
-            self._rows.array, self._stride, flags, env_ids, positions, heads, *fixed,
-            located, ends, copied, summed, powers, discount, out, waits,
-        )  # fmt: skip
+            self._rows.array,
+            self._stride,
+            flags,
+            env_ids,
+            positions,
+            heads,
+            *fixed,
+            located,
+            ends,
+            copied,
+            summed,
+            powers,
+            discount,
+            out,
+            waits,
+        )
         return np.ndarray((), dtype, out)
 
     def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> int:
@@ -520,9 +537,7 @@ class ColumnLayouts:
             discounted: Whether there are discounts.
         """
         fields: Mapping[str, Any] = {} if record is None else record.fields or {}
-        self._members = [
-            (*fields[path][:2], start, width) for path, start, width in wanted
-        ]
+        self._members = [(*fields[path][:2], start, width) for path, start, width in wanted]
         self._summed = [(*fields[path][:2], *rest) for path, *rest in summed]
         self._discounted = discounted
         self._known: dict[int, ColumnLayout] = {}
@@ -599,11 +614,7 @@ def records_of(ring: Ring, rows: RowReader, placement: RecordLayout) -> Records 
 
 
 def gathered(
-    reader: RowReader,
-    placement: RecordLayout,
-    pool: BufferPool,
-    rows: Ids,
-    paths: Sequence[str],
+    reader: RowReader, placement: RecordLayout, pool: BufferPool, rows: Ids, paths: Sequence[str]
 ) -> Mapping[str, NDArray[np.generic]] | NDArray[np.void]:
     """Copy records out; their fields by path.
 
@@ -644,9 +655,7 @@ def _columns(
             copied.append((offset, dtype.itemsize, end))
             end += -(-count * dtype.itemsize // LINE) * LINE
     raw = pool.empty((end,), np.dtype(np.uint8))
-    _steps.split(
-        reader.array, record.itemsize, first, count, np.array(copied, np.int64), raw
-    )
+    _steps.split(reader.array, record.itemsize, first, count, np.array(copied, np.int64), raw)
     return {
         path: raw[start : start + count * dtype.itemsize]
         .view(dtype.base)
@@ -733,9 +742,7 @@ class BufferPool:
         self._pools: dict[Hashable, list[NDArray[np.generic]]] = {}
         self._pooled_nbytes = self._most_used = 0
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: np.dtype[np.generic]
-    ) -> NDArray[np.generic]:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         """Return an array whose content means nothing.
 
         Args:
@@ -973,15 +980,10 @@ class SharedArrays:
             self._offsets[name] = (array.dtype, strides, first.dtype), offset
         if order is not None:
             array = self._in_order(array, columns, order)
-        return np.ndarray(
-            (count, *first.shape[1:]), first.dtype, array, offset, strides
-        )
+        return np.ndarray((count, *first.shape[1:]), first.dtype, array, offset, strides)
 
     def _in_order(
-        self,
-        array: Array,
-        columns: Sequence[Array],
-        order: Sequence[tuple[int, int, int]],
+        self, array: Array, columns: Sequence[Array], order: Sequence[tuple[int, int, int]]
     ) -> Array:
         """Return an array, copied in the order that is wanted; see `joined`."""
         arranged = self._arranged.get(id(array))

@@ -76,9 +76,7 @@ class Heap(Protocol):
 class FileHeap:
     """In heap.bin; see `Heap`."""
 
-    def __init__(
-        self, file: File, num_envs: int, *, maps: bool, advise: Advise
-    ) -> None:
+    def __init__(self, file: File, num_envs: int, *, maps: bool, advise: Advise) -> None:
         """Use an open file.
 
         Args:
@@ -135,14 +133,10 @@ class FileHeap:
             FailedError: The device refuses, or another thread closed the file.
         """
         stops = np.cumsum(nbytes).tolist()
-        for offset, size, stop in zip(
-            offsets.tolist(), nbytes.tolist(), stops, strict=True
-        ):
+        for offset, size, stop in zip(offsets.tolist(), nbytes.tolist(), stops, strict=True):
             self._file.pread_into(out[stop - size : stop].data, offset)
 
-    def _read(
-        self, offsets: Array, nbytes: Array, out: NDArray[np.uint8], missing: bool
-    ) -> bool:
+    def _read(self, offsets: Array, nbytes: Array, out: NDArray[np.uint8], missing: bool) -> bool:
         """Read values in the order of the file, while other threads run Python.
 
         Of missing pages the disk is asked for all at once, in a thread beside the
@@ -188,8 +182,7 @@ class MemoryHeap:
         except MemoryError as error:
             heaps = "a heap" if num_envs == 1 else f"{num_envs} heaps"
             raise MemoryError(
-                f"heap_bytes: {heaps} of {nbytes:,} bytes cannot be had of the memory. "
-                "Pass less."
+                f"heap_bytes: {heaps} of {nbytes:,} bytes cannot be had of the memory. Pass less."
             ) from error
 
     def write(self, env_id: int, position: int, data: memoryview) -> None:
@@ -216,9 +209,7 @@ class HeapSpace:
 
     ends_rows = True
 
-    def __init__(
-        self, store: Store, heap: Heap, commit_state: WritableCommitState
-    ) -> None:
+    def __init__(self, store: Store, heap: Heap, commit_state: WritableCommitState) -> None:
         """Look at one store.
 
         Args:
@@ -334,9 +325,7 @@ class HeapSpace:
             FailedError: The device refuses, or memory or threads are short.
         """
 
-    def _first_row(
-        self, env_id: int, first: int, head: int, target: int
-    ) -> tuple[int, int | None]:
+    def _first_row(self, env_id: int, first: int, head: int, target: int) -> tuple[int, int | None]:
         """The oldest row to stay if the heap is given up below a position.
 
         Returns:

@@ -59,9 +59,7 @@ class RecordLayout:
         """Bytes of one record; 0 without records."""
         return 0 if self.record is None else self.record.itemsize
 
-    def file_sizes(
-        self, ring: Ring, schema: Schema, heap_nbytes: int = 0
-    ) -> dict[str, int]:
+    def file_sizes(self, ring: Ring, schema: Schema, heap_nbytes: int = 0) -> dict[str, int]:
         """Bytes of every file of a generation, by name.
 
         Args:
@@ -139,9 +137,7 @@ def packer(schema: Schema, layout: RecordLayout, num_envs: int) -> PackerKernel:
     members = tuple(_member(path, field, layout) for path, field in fields.items())
     # Longer steps go by the way of blocks, which packs them straight into their rows.
     sizes = (layout.stride, num_envs, PACKED_NBYTES - 1)
-    return rows.RecordPacker(
-        members, keys_of(tuple(fields)), *sizes, np.ndarray, np.float64
-    )
+    return rows.RecordPacker(members, keys_of(tuple(fields)), *sizes, np.ndarray, np.float64)
 
 
 def _member(path: str, field: Field, layout: RecordLayout) -> Member:

@@ -227,9 +227,7 @@ class MemmapStore:
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
         self._mapping = self._flags_file.map_readonly() if self.maps else None
         self._flags: FlagReader = (
-            ReadFlags(self._flags_file)
-            if self._mapping is None
-            else MappedFlags(self._mapping)
+            ReadFlags(self._flags_file) if self._mapping is None else MappedFlags(self._mapping)
         )
         if self._records_file is not None:
             self._records = self._rows_of(RECORDS, np.dtype((np.void, stride)), ())
@@ -263,10 +261,7 @@ class MemmapStore:
             nbytes = self.schema.fields[path].nbytes
             writer = self._writer_of(name, self._large_paths[path])
             self._large.append((path, writer, nbytes))
-        self.writers: tuple[MappedWriter | None, MappedWriter] = (
-            self._writer,
-            self._flags_writer,
-        )
+        self.writers: tuple[MappedWriter | None, MappedWriter] = (self._writer, self._flags_writer)
         if ring.num_envs > 1 and ring.layout == "env_major":
             # Steps to come do not follow: other environments' rows lie between.
             for writer in (self._flags_writer, *self._row_writers):
@@ -277,9 +272,7 @@ class MemmapStore:
         self._fillers.append(filler)
         return MappedWriter(filler.file, filler)
 
-    def _rows_of(
-        self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]
-    ) -> RowReader:
+    def _rows_of(self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> RowReader:
         file, reader = self._files[name], None
         if self.maps:
             reader = MappedRows(file, dtype, shape, self._advise)
@@ -296,18 +289,17 @@ class MemmapStore:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        metadata: Metadata,
-        *,
-        writable: bool,
-        policy: ReadPolicy = POLICY,
+        cls, folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy = POLICY
     ) -> MemmapStore:
         """Open the files of a generation; see `DiskStore.open`."""
         return cls.open_rows(
-            folder, metadata.ring, metadata.schema, metadata.heap_nbytes,
-            writable=writable, policy=policy,
-        )  # fmt: skip
+            folder,
+            metadata.ring,
+            metadata.schema,
+            metadata.heap_nbytes,
+            writable=writable,
+            policy=policy,
+        )
 
     @classmethod
     def create_rows(
@@ -329,15 +321,20 @@ class MemmapStore:
     ) -> MemmapStore:
         """Open files of rows, after checking type and size of each."""
         opened = partial(File.open, writable=writable)
-        return cls._with(
-            folder, ring, schema, heap_nbytes, opened, policy, writable=writable
-        )
+        return cls._with(folder, ring, schema, heap_nbytes, opened, policy, writable=writable)
 
     @classmethod
     def _with(
-        cls, folder: Path, ring: Ring, schema: Schema, heap_nbytes: int,
-        made: Callable[[Path, int], File], policy: ReadPolicy, *, writable: bool = True,
-    ) -> MemmapStore:  # fmt: skip
+        cls,
+        folder: Path,
+        ring: Ring,
+        schema: Schema,
+        heap_nbytes: int,
+        made: Callable[[Path, int], File],
+        policy: ReadPolicy,
+        *,
+        writable: bool = True,
+    ) -> MemmapStore:
         placement = record_layout(schema)
         files: dict[str, File] = {}
         try:
@@ -349,9 +346,7 @@ class MemmapStore:
             _close(files)
             raise
 
-    def write(
-        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
-    ) -> None:
+    def write(self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]) -> None:
         """Write a batch of rows; see `Store.write`."""
         if not self._writable:
             # The file refuses it, in an error that names the file.
@@ -379,9 +374,7 @@ class MemmapStore:
         for row, first, stop in runs:
             self._flags_writer.put(flags[first:stop].data, row, stop - first)
 
-    def _write_records(
-        self, writer: MappedWriter, runs: Sequence[Run], columns: Columns
-    ) -> None:
+    def _write_records(self, writer: MappedWriter, runs: Sequence[Run], columns: Columns) -> None:
         """Pack rows into the mapping, or into memory that a cache holds, and write."""
         stride, packer, stage = self._stride, self.packer, self._stage
         staged, max_rows = self._staged, len(stage)
@@ -404,9 +397,7 @@ class MemmapStore:
             return
         for row, first, stop in runs:
             arguments, nbytes = (columns, first, stop), (stop - first) * stride
-            if writer.fill(
-                row * stride, nbytes, packer.stream, arguments, fresh=self._first_lap
-            ):
+            if writer.fill(row * stride, nbytes, packer.stream, arguments, fresh=self._first_lap):
                 continue
             for at in range(first, stop, max_rows):
                 until = min(at + max_rows, stop)
@@ -478,9 +469,7 @@ class MemmapStore:
                 result[path] = packed[path]
         return result
 
-    def prefetch(
-        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
-    ) -> int:
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         key = tuple(paths)
         if (pages := self._pages_of.get(key)) is None:
@@ -505,9 +494,7 @@ class MemmapStore:
         """Flags of a span; see `Store.flags_between`."""
         return self._flags.span(self.ring, env_id, first, stop)
 
-    def set(
-        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
-    ) -> None:
+    def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values; see `Store.set`."""
         file = self._files[self.placement.large[path]]
         nbytes = self.schema.fields[path].nbytes
@@ -524,9 +511,7 @@ class MemmapStore:
         readers = [r for p, r in self._large_paths.items() if not fields[p].mutable]
         if self._records_file is not None:
             readers.insert(0, self._records)
-        for data in chain.from_iterable(
-            reader.iter_bytes(*where) for reader in readers
-        ):
+        for data in chain.from_iterable(reader.iter_bytes(*where) for reader in readers):
             crc = crc32c(data, crc)
         return crc
 

@@ -44,9 +44,7 @@ class MemoryStore:
                 dtype, shape = stored(field)
                 self._arrays[path] = np.zeros((ring.num_rows, *shape), dtype)
 
-    def write(
-        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
-    ) -> None:
+    def write(self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]) -> None:
         """Write a batch of rows; see `Store.write`."""
         count = len(flags)
         for path, column in columns.items():
@@ -76,15 +74,9 @@ class MemoryStore:
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
         """Copy rows out; see `Store.gather`."""
-        return {
-            path: self._arrays[path].take(rows, 0)
-            for path in paths
-            if path in self._arrays
-        }
+        return {path: self._arrays[path].take(rows, 0) for path in paths if path in self._arrays}
 
-    def prefetch(
-        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
-    ) -> int:
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Do nothing: the rows are in memory."""
         return 0
 
@@ -101,9 +93,7 @@ class MemoryStore:
         """Flags of a span; see `Store.flags_between`."""
         return flags_between(self._flags, self.ring, env_id, first, stop)
 
-    def set(
-        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
-    ) -> None:
+    def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values; see `Store.set`."""
         self._arrays[path][rows] = values
 

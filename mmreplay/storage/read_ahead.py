@@ -100,11 +100,7 @@ class Pages:
     """The pages of one file, by row."""
 
     def __init__(
-        self,
-        file: File,
-        row_nbytes: int,
-        advise: Advise = "auto",
-        mapping: mmap.mmap | None = None,
+        self, file: File, row_nbytes: int, advise: Advise = "auto", mapping: mmap.mmap | None = None
     ) -> None:
         """Make one.
 

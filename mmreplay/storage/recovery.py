@@ -89,11 +89,7 @@ def identify(
         lock_held: See `Identity`; by default no other process holds the lock.
     """
     return Identity(
-        metadata.uuid,
-        metadata.generation,
-        process.boot_id(),
-        *file.identity(),
-        lock_held,
+        metadata.uuid, metadata.generation, process.boot_id(), *file.identity(), lock_held
     )
 
 
@@ -131,10 +127,23 @@ def create(
         # What it is made with is committed with it.
         time_ns = min(time.time_ns(), LATEST_NS) if heads.any() else 0
         return Record(
-            1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
-            known.device, known.inode, time_ns, heads, heads, tails, zeros,
-            birth=known.birth, heap_heads=heap[0], heap_tails=heap[1],
-        )  # fmt: skip
+            1,
+            1,
+            commit.CLEAN,
+            known.boot_id,
+            known.uuid,
+            known.generation,
+            known.device,
+            known.inode,
+            time_ns,
+            heads,
+            heads,
+            tails,
+            zeros,
+            birth=known.birth,
+            heap_heads=heap[0],
+            heap_tails=heap[1],
+        )
 
     if heads.any():
         _reserve_next(folder / FLAGS, metadata.ring, heads)
@@ -191,9 +200,7 @@ def settle(
         before = np.maximum(best.tails, best.heads - metadata.ring.capacity)
         overwritten = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
     last = discarded if how in DISCARDING else best.cut_rows
-    report = Recovery(
-        how, chosen.heads, durable.heads, discarded, overwritten, last_cut_rows=last
-    )
+    report = Recovery(how, chosen.heads, durable.heads, discarded, overwritten, last_cut_rows=last)
     return chosen, _lift(durable, limits, lost), report
 
 
@@ -282,9 +289,14 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         epoch = 1 + max(record.epoch for record in slots if record is not None)
         number = 1 + max(record.sequence for record in slots if record is not None)
         fresh = replace(
-            live, epoch=epoch, flags=0, boot_id=identity.boot_id,
-            device=identity.device, inode=identity.inode, birth=identity.birth,
-        )  # fmt: skip
+            live,
+            epoch=epoch,
+            flags=0,
+            boot_id=identity.boot_id,
+            device=identity.device,
+            inode=identity.inode,
+            birth=identity.birth,
+        )
         if report.how in DISCARDING:
             fresh = _record_discard(fresh, live, report)
         # Live first: a durable slot of the new epoch alone would hide what was
@@ -305,10 +317,15 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         # let be read may not be overwritten before a later record says so.
         for slot in order:
             written = replace(
-                fresh, heads=durable.heads, tails=durable.tails, sequence=number,
-                limits=durable.limits, time_ns=durable.time_ns,
-                heap_heads=durable.heap_heads, heap_tails=durable.heap_tails,
-            )  # fmt: skip
+                fresh,
+                heads=durable.heads,
+                tails=durable.tails,
+                sequence=number,
+                limits=durable.limits,
+                time_ns=durable.time_ns,
+                heap_heads=durable.heap_heads,
+                heap_tails=durable.heap_tails,
+            )
             file.pwrite(written.encode(), size * slot)
             # After each, not once: a power cut may tear every slot that was written and
             # not synced, and with both torn the buffer cannot be opened at all.
@@ -367,9 +384,15 @@ class FolderWatch:
     """
 
     __slots__ = (
-        "_commit", "_due_s", "_file", "_metadata", "_number", "_opened", "_root",
+        "_commit",
+        "_due_s",
+        "_file",
+        "_metadata",
+        "_number",
+        "_opened",
+        "_root",
         "identity",
-    )  # fmt: skip
+    )
 
     def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
         """Remember a folder that was opened.

@@ -118,9 +118,7 @@ class Store(Protocol):
         as new.
         """
 
-    def write(
-        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
-    ) -> None:
+    def write(self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]) -> None:
         """Write a batch of rows; nothing is visible until the heads are published.
 
         Args:
@@ -191,9 +189,7 @@ class Store(Protocol):
             Per path ``[B, *shape]``; small fields are views of one packed array.
         """
 
-    def prefetch(
-        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
-    ) -> int:
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for rows ahead of a gather where pages are missing.
 
         Args:
@@ -216,9 +212,7 @@ class Store(Protocol):
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of positions ``[first, stop)`` of one environment."""
 
-    def set(
-        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
-    ) -> None:
+    def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values in rows."""
 
     def sync(self) -> None:
@@ -275,9 +269,7 @@ class DiskStore(CheckedStore, Protocol):
         """
 
     @classmethod
-    def open(
-        cls, folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy
-    ) -> Self:
+    def open(cls, folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy) -> Self:
         """Open the files of a generation, after checking type and size of each.
 
         Args:

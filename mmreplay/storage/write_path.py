@@ -38,13 +38,7 @@ from numpy.typing import NDArray
 
 from mmreplay.disk import files
 from mmreplay.disk.calls import Data, Pack
-from mmreplay.disk.files import (
-    ALLOCATION_NBYTES,
-    KEEPS_PAGES,
-    KEEPS_SPACE,
-    File,
-    file_system,
-)
+from mmreplay.disk.files import ALLOCATION_NBYTES, KEEPS_PAGES, KEEPS_SPACE, File, file_system
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring
 from mmreplay.storage.memory_usage import available_nbytes
@@ -222,10 +216,7 @@ class PartialPageFiller:
         """Whether some page is missing of what an environment is to write next."""
         ring_nbytes = self._slots * self.step_nbytes
         begin, step = env_id * ring_nbytes, min(LOOK_NBYTES, ring_nbytes) // LOOKS
-        ahead = (
-            begin + (offset - begin + n * step) % ring_nbytes
-            for n in range(1, LOOKS + 1)
-        )
+        ahead = (begin + (offset - begin + n * step) % ring_nbytes for n in range(1, LOOKS + 1))
         return any(self._pages.lacks(at) for at in ahead)
 
 

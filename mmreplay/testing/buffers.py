@@ -35,9 +35,7 @@ def bits(declared: Field, lead: tuple[int, ...], rng: np.random.Generator) -> Ar
     return np.frombuffer(raw, declared.numpy).reshape(shape)
 
 
-def steps(
-    schema: Schema, lead: tuple[int, ...], rng: np.random.Generator
-) -> dict[str, Array]:
+def steps(schema: Schema, lead: tuple[int, ...], rng: np.random.Generator) -> dict[str, Array]:
     """Values of steps by path, one in five with an end."""
     values = {path: bits(item, lead, rng) for path, item in schema.fields.items()}
     for role in ("terminated", "truncated"):
@@ -90,8 +88,7 @@ def random_past(rng: np.random.Generator, dtypes: Sequence[str] = DTYPES) -> Pas
         "layout": str(rng.choice(["env_major", "time_major"])),
         "autoreset": str(rng.choice(["disabled", "same_step", "next_step"])),
         "ops": [
-            (str(rng.choice(OPERATIONS)), int(rng.integers(1, 10)))
-            for _ in range(rng.integers(13))
+            (str(rng.choice(OPERATIONS)), int(rng.integers(1, 10))) for _ in range(rng.integers(13))
         ],
         "seed": int(rng.integers(2**16)),
     }
@@ -102,10 +99,15 @@ def play(path: str | Path, past: Past) -> ReplayBuffer:
     schema, num_envs = past["schema"], past["num_envs"]
     rng = np.random.default_rng(past["seed"])
     buffer = ReplayBuffer.create(
-        path, schema, past["capacity"], num_envs, layout=past["layout"],
-        autoreset=past["autoreset"], commit_every=None,
+        path,
+        schema,
+        past["capacity"],
+        num_envs,
+        layout=past["layout"],
+        autoreset=past["autoreset"],
+        commit_every=None,
         user_metadata={"seed": past["seed"]},
-    )  # fmt: skip
+    )
     finals = schema.role("observation") and not schema.role("next_observation")
     finals = finals and past["autoreset"] != "next_step"
     for operation, count in past["ops"]:
@@ -134,10 +136,14 @@ def every_kind(
 ) -> ReplayBuffer:
     """Make a wrapped ring of every dtype, with both ends and final rows."""
     past = {
-        "schema": every(dtypes), "capacity": capacity, "num_envs": num_envs,
-        "layout": "env_major", "autoreset": "disabled", "seed": 7,
+        "schema": every(dtypes),
+        "capacity": capacity,
+        "num_envs": num_envs,
+        "layout": "env_major",
+        "autoreset": "disabled",
+        "seed": 7,
         "ops": [("final", count), ("truncate", 1), ("add", 3)],
-    }  # fmt: skip
+    }
     return play(path, past)
 
 
@@ -210,15 +216,11 @@ def difference_of_rows(
     for path in rows:
         a, b = (stored_as(np.asarray(item[path])) for item in (rows, again))
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            return (
-                f"field {path!r} is {b.dtype}{list(b.shape)} instead of "
-                f"{a.dtype}{list(a.shape)}"
-            )
+            return f"field {path!r} is {b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"
         if a.tobytes() != b.tobytes():
             count = len(a)
             left, right = (
-                np.frombuffer(item.tobytes(), np.uint8).reshape(count, -1)
-                for item in (a, b)
+                np.frombuffer(item.tobytes(), np.uint8).reshape(count, -1) for item in (a, b)
             )
             row = int((left != right).any(1).argmax())
             element = int((left[row] != right[row]).argmax()) // a.dtype.itemsize

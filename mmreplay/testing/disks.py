@@ -92,9 +92,14 @@ class WatchedDisk(Disk):
         super().store(fd, mapping, offset, data)
 
     def fill(
-        self, fd: int, mapping: mmap.mmap, offset: int, nbytes: int,
-        pack: Pack, arguments: tuple[object, ...],
-    ) -> None:  # fmt: skip
+        self,
+        fd: int,
+        mapping: mmap.mmap,
+        offset: int,
+        nbytes: int,
+        pack: Pack,
+        arguments: tuple[object, ...],
+    ) -> None:
         """Store what is packed, so that whoever watches stores sees it."""
         data = bytearray(nbytes)
         pack(memoryview(data), *arguments)

@@ -57,13 +57,7 @@ HISTORIES = 25
 """Random buffers that are exported and loaded."""
 TRUNCATIONS = (0, 0.001, 0.3, 0.7, 0.98, 0.999)
 """Shares of a file that are left."""
-TEXTS = (
-    "",
-    "=1+1",
-    'a"b,c\r\n',
-    "\0\x1b[31m",
-    "\N{LATIN SMALL LETTER A WITH RING ABOVE}",
-)
+TEXTS = ("", "=1+1", 'a"b,c\r\n', "\0\x1b[31m", "\N{LATIN SMALL LETTER A WITH RING ABOVE}")
 KILLED = """
 import os, signal, sys
 import mmreplay as mr
@@ -169,9 +163,8 @@ def text_of(error: BaseException) -> str:
 
 
 def expect(
-    call: Callable[[], object], kinds: tuple[type[Exception], ...], what: str,
-    advice: str,
-) -> Exception:  # fmt: skip
+    call: Callable[[], object], kinds: tuple[type[Exception], ...], what: str, advice: str
+) -> Exception:
     """Return the error of a call, which must be of one of the kinds."""
     names = " or ".join(f"mmreplay.{kind.__name__}" for kind in kinds)
     try:
@@ -241,18 +234,14 @@ def values_of_any_length_come_back(case: FormatCase) -> None:
     }
     rng = np.random.default_rng(0)
     buffer = ReplayBuffer.create(
-        case.folder / "varying", Schema(fields), 20, 2, heap_bytes=8192,
-        autoreset="disabled",
-    )  # fmt: skip
+        case.folder / "varying", Schema(fields), 20, 2, heap_bytes=8192, autoreset="disabled"
+    )
     with buffer:
         for _ in range(30):
             buffer.add(
                 text=[TEXTS[int(rng.integers(len(TEXTS)))] for _ in range(2)],
                 frame=[rng.bytes(int(rng.integers(41))) for _ in range(2)],
-                points=[
-                    rng.integers(-9, 9, (int(rng.integers(7)), 2), np.int16)
-                    for _ in range(2)
-                ],
+                points=[rng.integers(-9, 9, (int(rng.integers(7)), 2), np.int16) for _ in range(2)],
                 reward=rng.random(2, np.float32),
             )
         case.export(buffer, case.path("file"), **case.options)
@@ -356,10 +345,11 @@ def existing_targets_are_refused(case: FormatCase) -> None:
         case.export(source, file)
         before = contents(file)
         expect(
-            lambda: case.export(source, file), (FormatError,),
+            lambda: case.export(source, file),
+            (FormatError,),
             f"an export to {file.name}, which exists,",
             "Pass overwrite to mmreplay.convert.staging.Staging",
-        )  # fmt: skip
+        )
         if contents(file) != before:
             raise ContractError(
                 f"a refused export changed {file.name}. Write under the path of Staging"
@@ -403,9 +393,11 @@ def two_runs_do_not_mix(case: FormatCase) -> None:
 
         def again(*_: int) -> None:
             expect(
-                lambda: case.export(source, target), (LockedError,),
-                "a second export to the same target", "Write with Staging",
-            )  # fmt: skip
+                lambda: case.export(source, target),
+                (LockedError,),
+                "a second export to the same target",
+                "Write with Staging",
+            )
 
         case.export(source, target, progress=again)
     if not target.exists():
@@ -423,8 +415,11 @@ def killed_runs_leave_no_target(case: FormatCase) -> None:
     died = subprocess.run(
         [sys.executable, "-c", KILLED.format(format=case.format), path, target],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=120, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if died.returncode != -signal.SIGKILL:
         raise ContractError(
             f"an export in a new process ended with {died.returncode} before it was "
@@ -457,9 +452,11 @@ def full_disks_leave_no_target(case: FormatCase) -> None:
             with using(FaultyDisk(full, at, 1 << 30, ("pwrite",))):
                 what = f"a disk full at write {at} of {total}"
                 expect(
-                    lambda: case.export(source, target), (FullError,), what,
+                    lambda: case.export(source, target),
+                    (FullError,),
+                    what,
                     "Pass errors of File on",
-                )  # fmt: skip
+                )
             refuse_target(case, target, what)
 
 
@@ -476,9 +473,11 @@ def failed_syncs_leave_no_target(case: FormatCase) -> None:
     target = case.path("new")
     with case.source() as source, using(SyncFailsDisk()):
         expect(
-            lambda: case.export(source, target), (FailedError,),
-            "an export whose sync failed", "Sync before the target appears, by Staging",
-        )  # fmt: skip
+            lambda: case.export(source, target),
+            (FailedError,),
+            "an export whose sync failed",
+            "Sync before the target appears, by Staging",
+        )
     refuse_target(case, target, "an export whose sync failed")
 
 
@@ -568,9 +567,10 @@ def irregular_files_are_refused(case: FormatCase) -> None:
     for name in ("link", "pipe"):
         expect(
             lambda n=name: case.load(case.path(n), case.folder / "target"),  # type: ignore[misc]  # bound at once
-            (FormatError,), f"a {name} in place of a file",
+            (FormatError,),
+            f"a {name} in place of a file",
             "Open sources with mmreplay.disk.files.File.open",
-        )  # fmt: skip
+        )
 
 
 def other_contents_are_refused(case: FormatCase) -> None:
@@ -698,9 +698,17 @@ def check_format(
     @contextmanager
     def make_case(path: Path) -> Iterator[FormatCase]:
         case = FormatCase(
-            own, path, suffix, dtypes or DTYPES, options or {}, stored_as, flips,
-            large_nbytes, large_shape, memory_nbytes,
-        )  # fmt: skip
+            own,
+            path,
+            suffix,
+            dtypes or DTYPES,
+            options or {},
+            stored_as,
+            flips,
+            large_nbytes,
+            large_shape,
+            memory_nbytes,
+        )
         # No power is cut here; memory is measured as it is with the real disk.
         large = path.name.startswith(memory_is_bounded.__name__)
         with nullcontext() if large else using(QuickDisk()):

@@ -59,8 +59,7 @@ def run_rules(
     for name in chosen:
         if name not in known:
             raise SchemaError(
-                f"rules must be among {', '.join(known)}, got {name!r}. Correct the "
-                "name."
+                f"rules must be among {', '.join(known)}, got {name!r}. Correct the name."
             )
     with tempfile.TemporaryDirectory(prefix="mmreplay-testing-") as temporary:
         for name in chosen:

@@ -27,13 +27,7 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.episodes import FINAL
-from mmreplay.errors import (
-    DurabilityWarning,
-    EmptyError,
-    FormatError,
-    SchemaError,
-    StaleError,
-)
+from mmreplay.errors import DurabilityWarning, EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.samplers.base import (
     GROUPS,
     PADDED,
@@ -123,10 +117,7 @@ def move_buffer(source: ReplayBuffer, path: Path, shift: int) -> None:
     reader = BufferReader(source)
     description = reader.describe()
     moved = replace(
-        description,
-        first=description.first + shift,
-        stop=description.stop + shift,
-        uuid="",
+        description, first=description.first + shift, stop=description.stop + shift, uuid=""
     )
     target = registry.named(registry.BUFFER)
     with registry.open_writer(target, path, moved, overwrite=False) as writer:
@@ -234,9 +225,12 @@ def drawn(draw: Draw | None) -> object:
     if windows is not None:
         around = windows.positions.tolist(), windows.mask.tolist()
     return (
-        steps_of(draw), draw.probabilities.tolist(), draw.weights.tolist(),
-        int(draw.key), around,
-    )  # fmt: skip
+        steps_of(draw),
+        draw.probabilities.tolist(),
+        draw.weights.tolist(),
+        int(draw.key),
+        around,
+    )
 
 
 def first_steps(value: object) -> str:
@@ -247,9 +241,7 @@ def first_steps(value: object) -> str:
     return f"{steps[:4]}{'...' if len(steps) > 4 else ''}"
 
 
-def check_steps(
-    draw: Draw | None, view: View, where: str, *, windows: bool = False
-) -> None:
+def check_steps(draw: Draw | None, view: View, where: str, *, windows: bool = False) -> None:
     """Refuse a draw with a step that is no legal start of the view."""
     if draw is None:
         return
@@ -265,10 +257,7 @@ def check_steps(
             span.first[env_id] <= position < span.stop[env_id]
         )
         reason = "no legal start" if alive else "not in the buffer"
-        way_out = (
-            "Draw ranks and pass them to view.start_at, or draw again what view.legal "
-            "refuses"
-        )
+        way_out = "Draw ranks and pass them to view.start_at, or draw again what view.legal refuses"
         if not alive:
             way_out = (
                 "Read view.starts in each draw, as rows come and go, and pass ranks to "
@@ -313,14 +302,15 @@ def draws_the_promised_arrays(case: SamplerCase) -> None:
                 continue
             if not isinstance(draw, Draw):
                 raise ContractError(
-                    f"draw returned {type(draw).__name__}. Return a "
-                    "mmreplay.samplers.base.Draw"
+                    f"draw returned {type(draw).__name__}. Return a mmreplay.samplers.base.Draw"
                 )
             count = len(draw.positions)
             for attribute, dtype in (
-                ("env_ids", np.int64), ("positions", np.int64),
-                ("probabilities", np.float64), ("weights", np.float32),
-            ):  # fmt: skip
+                ("env_ids", np.int64),
+                ("positions", np.int64),
+                ("probabilities", np.float64),
+                ("weights", np.float32),
+            ):
                 array = getattr(draw, attribute)
                 if not isinstance(array, np.ndarray) or array.dtype != dtype:
                     got = getattr(array, "dtype", type(array).__name__)
@@ -347,8 +337,7 @@ def draws_the_promised_arrays(case: SamplerCase) -> None:
                 )
             if not 0 <= draw.key < 1 << 64:
                 raise ContractError(
-                    f"key is {draw.key}. Give an integer in [0, 2**64), another one "
-                    "for each draw"
+                    f"key is {draw.key}. Give an integer in [0, 2**64), another one for each draw"
                 )
             if draw.offsets is not None:
                 count = len(draw.offsets) - 1
@@ -431,8 +420,7 @@ def draws_by_seed(case: SamplerCase) -> None:
     with case.buffer() as buffer:
         samplers = [case.sampler(seed) for seed in (5, 5, 6)]
         draws = [
-            [drawn(case.draw(sampler, buffer.view, 48)) for _ in range(4)]
-            for sampler in samplers
+            [drawn(case.draw(sampler, buffer.view, 48)) for _ in range(4)] for sampler in samplers
         ]
     for turn, (first, again) in enumerate(zip(draws[0], draws[1], strict=True)):
         if first != again:
@@ -527,9 +515,7 @@ def saves_plain_states(case: SamplerCase) -> None:
         case.draw(sampler, buffer.view, 8)
         state = sampler.state_dict()
         if not isinstance(state, dict):
-            raise ContractError(
-                f"state_dict returned {type(state).__name__}. Return a dict"
-            )
+            raise ContractError(f"state_dict returned {type(state).__name__}. Return a dict")
         result = foreign_value(state)
         if result is not None:
             raise ContractError(
@@ -540,8 +526,7 @@ def saves_plain_states(case: SamplerCase) -> None:
         case.draw(sampler, buffer.view, 8)
         if not equal(state, before):
             raise ContractError(
-                f"a draw changed the state returned before from {before} to {state}. "
-                "Return copies"
+                f"a draw changed the state returned before from {before} to {state}. Return copies"
             )
 
 
@@ -674,10 +659,7 @@ def follows_a_writer(case: SamplerCase) -> None:
     """While a writer adds, clears and overwrites rows, only rows alive are drawn."""
     windows = case.windows
     path = case.folder / "live"
-    with (
-        make_buffer(path, ["...", ""], 20) as buffer,
-        ReplayBuffer.open(path) as reader,
-    ):
+    with make_buffer(path, ["...", ""], 20) as buffer, ReplayBuffer.open(path) as reader:
         writer_sampler, reader_sampler = case.sampler(1), case.sampler(2)
         for turn in range(40):
             add_steps(buffer, turn % 2, "......."[: turn % 8] + "tuf."[turn % 4])
@@ -711,9 +693,7 @@ def draws_from_restricted_views(case: SamplerCase) -> None:
     windows = case.windows
     with case.buffer() as buffer:
         view = buffer.view
-        restricted = [
-            subset.sampler(case.sampler()) for subset in split(buffer, [0.6, 0.4])
-        ]
+        restricted = [subset.sampler(case.sampler()) for subset in split(buffer, [0.6, 0.4])]
         restricted.append(ignore_earliest(3, case.sampler()))
         for sampler in restricted:
             for _ in range(3):
@@ -874,15 +854,11 @@ def unchanged(sampler: Sampler, view: View) -> dict[str, Any]:
         "state": deepcopy(sampler.state_dict()),
         "epoch": ask(sampler, "epoch"),
         "priorities": deepcopy(state_of(sampler, priorities=True)),
-        "uses": [
-            counter.uses(view, env_ids, positions) for counter in counters_in(sampler)
-        ],
+        "uses": [counter.uses(view, env_ids, positions) for counter in counters_in(sampler)],
     }
 
 
-def check_unchanged(
-    sampler: Sampler, before: dict[str, Any], after: dict[str, Any]
-) -> None:
+def check_unchanged(sampler: Sampler, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Refuse a sampler that changed in a draw that raised."""
     for name, value in before.items():
         # Rows that it had not seen may have entered.
@@ -955,8 +931,7 @@ def is_what_its_traits_say(case: SamplerCase) -> None:
             )
         if traits.ends and not traits.epochs:
             raise ContractError(
-                "traits.ends is True, and traits.epochs False. Epochs that end are "
-                "epochs"
+                "traits.ends is True, and traits.epochs False. Epochs that end are epochs"
             )
         if not traits.memory:
             check_without_memory(case, view)
@@ -974,9 +949,7 @@ def check_form(draw: Draw, traits: Traits) -> None:
         got = f"windows of {windows.positions.shape[1]} steps"
         got = PADDED if form == PADDED else got
     if got != form:
-        raise ContractError(
-            f"it drew {got}, and traits.form is {form!r}. Say what a draw holds"
-        )
+        raise ContractError(f"it drew {got}, and traits.form is {form!r}. Say what a draw holds")
     if windows is None or form == PADDED:
         return
     first_only = tuple(sorted(set(windows.first_only)))
@@ -1035,9 +1008,7 @@ def updates_priorities(case: SamplerCase) -> None:
         check_updates(case, sampler, buffer, draw)
 
 
-def check_updates(
-    case: SamplerCase, sampler: Any, buffer: ReplayBuffer, draw: Draw
-) -> None:
+def check_updates(case: SamplerCase, sampler: Any, buffer: ReplayBuffer, draw: Draw) -> None:
     """Check what `update_priorities` takes, drops and refuses."""
     view, ids, positions = buffer.view, draw.env_ids, draw.positions
     values = np.linspace(0.5, 2.0, len(ids))
@@ -1083,9 +1054,7 @@ def check_updates(
         check_steps(after, buffer.view, "a buffer", windows=case.windows)
 
 
-def expect_refusal(
-    call: Callable[[], object], kind: type[Exception], what: str
-) -> None:
+def expect_refusal(call: Callable[[], object], kind: type[Exception], what: str) -> None:
     """Expect an error of a kind."""
     try:
         result = call()
@@ -1093,12 +1062,10 @@ def expect_refusal(
         return
     except Exception as error:
         raise ContractError(
-            f"{what} raised {type(error).__name__} ({error}). Raise "
-            f"mmreplay.{kind.__name__}"
+            f"{what} raised {type(error).__name__} ({error}). Raise mmreplay.{kind.__name__}"
         ) from error
     raise ContractError(
-        f"{what} were accepted, and {result!r} was returned. Raise "
-        f"mmreplay.{kind.__name__}"
+        f"{what} were accepted, and {result!r} was returned. Raise mmreplay.{kind.__name__}"
     )
 
 

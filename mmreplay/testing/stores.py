@@ -43,9 +43,7 @@ FEW = Schema({"number": SMALL["int64"], "doubles": LARGE["doubles"], **MUTABLE, 
 """A field of each kind, for rules that make many stores."""
 STORED = tuple(path for path in SCHEMA.paths if path not in ENDS)
 """Fields that are read from rows; ends are read from flags."""
-SCHEMAS = (
-    SMALL, LARGE, MUTABLE, ENDS, ENDS | {"a": Field((), "bool")}, {"a": SMALL["int8"]},
-)  # fmt: skip
+SCHEMAS = (SMALL, LARGE, MUTABLE, ENDS, ENDS | {"a": Field((), "bool")}, {"a": SMALL["int8"]})
 
 QUIET, LOUD = 0x7FC12345, 0x7FA54321
 SPECIAL_BITS = {
@@ -91,10 +89,7 @@ def columns(count: int, rng: np.random.Generator, schema: Schema = SCHEMA) -> Co
 
 def zeros(count: int) -> Columns:
     """Zeros of every field that is read from rows."""
-    return {
-        path: np.zeros((count, *SCHEMA[path].shape), SCHEMA[path].numpy)
-        for path in STORED
-    }
+    return {path: np.zeros((count, *SCHEMA[path].shape), SCHEMA[path].numpy) for path in STORED}
 
 
 class QuickFaultyDisk(FaultyDisk):
@@ -205,13 +200,11 @@ def heap_and_records_are_said(case: StoreCase) -> None:
         for name in ("heap", "records"):
             if not hasattr(store, name):
                 raise ContractError(
-                    f"the store has no attribute {name!r}. Set it to None where it has "
-                    "none"
+                    f"the store has no attribute {name!r}. Set it to None where it has none"
                 )
         if store.heap is not None:
             raise ContractError(
-                f"heap is {type(store.heap).__name__} where no field varies. Set it to "
-                "None"
+                f"heap is {type(store.heap).__name__} where no field varies. Set it to None"
             )
         if store.records is not None and not store.packed:
             raise ContractError(
@@ -255,9 +248,7 @@ def floats_keep_their_bits(case: StoreCase) -> None:
             written[dtype] = words.view(SCHEMA[dtype].numpy)
             rows = np.arange(len(words)) * 2
             store.write(runs(rows), written, np.zeros(len(words), np.uint8))
-            compare_rows(
-                store, rows, written, "of special floats", "Store bytes, not numbers"
-            )
+            compare_rows(store, rows, written, "of special floats", "Store bytes, not numbers")
 
 
 def a_single_row_needs_no_axis(case: StoreCase) -> None:
@@ -318,9 +309,12 @@ def fields_are_read_alone(case: StoreCase) -> None:
             compare_rows(store, rows[::-1], {path: written[path][::-1]}, "read alone")
         store.prefetch(none, STORED)
         compare_rows(
-            store, none, {p: written[p][:0] for p in STORED}, "of no rows",
+            store,
+            none,
+            {p: written[p][:0] for p in STORED},
+            "of no rows",
             "Return arrays [0, *shape]",
-        )  # fmt: skip
+        )
         if store.flags(none).shape != (0,):
             raise ContractError(
                 f"flags of no rows have the shape {store.flags(none).shape}. Return "
@@ -365,9 +359,12 @@ def set_changes_one_field(case: StoreCase) -> None:
             compare_rows(store, every, written, f"after set of {path!r}")
         store.set("returns", np.array([4, 4]), np.array([1, 2], np.float32))
         compare_rows(
-            store, np.array([4]), {"returns": np.array([2], np.float32)},
-            "set twice for one row", "Let the last value win",
-        )  # fmt: skip
+            store,
+            np.array([4]),
+            {"returns": np.array([2], np.float32)},
+            "set twice for one row",
+            "Let the last value win",
+        )
 
 
 def prepared_steps_are_written(case: StoreCase) -> None:

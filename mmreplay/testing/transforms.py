@@ -66,9 +66,7 @@ class TransformCase:
             draws = [sampler.draw(view, BATCH) for _ in range(2)]
         return [(draw.env_ids, draw.positions) for draw in draws]
 
-    def batches(
-        self, transforms: Sequence[Any], order: Sequence[int]
-    ) -> dict[int, Batch]:
+    def batches(self, transforms: Sequence[Any], order: Sequence[int]) -> dict[int, Batch]:
         """Batches by number, read in this order by one buffer."""
         starts = self.starts()
         with ReplayBuffer.open(self.path, transforms=transforms) as buffer:
@@ -109,19 +107,14 @@ def makes_equal_windows(case: TransformCase) -> None:
     made = []
     for _ in range(2):
         sampler = SequenceSampler(4, UniformSampler(seed=2))
-        with ReplayBuffer.open(
-            case.path, transforms=case.transforms(), sampler=sampler
-        ) as buffer:
+        with ReplayBuffer.open(case.path, transforms=case.transforms(), sampler=sampler) as buffer:
             made.append(buffer.sample(BATCH))
     first, second = made
     _refuse_difference(first, second, "drawn again as windows")
 
 
 RULES = by_name(
-    makes_equal_batches,
-    depends_on_no_earlier_batch,
-    copies_by_pickle,
-    makes_equal_windows,
+    makes_equal_batches, depends_on_no_earlier_batch, copies_by_pickle, makes_equal_windows
 )
 TRANSFORM_RULES = tuple(RULES)
 """Names of the rules of `check_transform`."""

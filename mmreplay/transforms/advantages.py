@@ -202,9 +202,7 @@ def _check(spec: LambdaReturn | GAE) -> None:
             )
 
 
-def _bound(
-    spec: LambdaReturn | GAE, outline: Outline, made: Mapping[str, bool]
-) -> Bound:
+def _bound(spec: LambdaReturn | GAE, outline: Outline, made: Mapping[str, bool]) -> Bound:
     """Fit either to the fields below it.
 
     Args:
@@ -296,9 +294,13 @@ class _Estimated(Over):
     """Rows with their lambda returns or advantages."""
 
     def __init__(
-        self, below: Layer, base_steps: BaseSteps, spec: LambdaReturn | GAE,
-        outline: Outline, made: Mapping[str, bool],
-    ) -> None:  # fmt: skip
+        self,
+        below: Layer,
+        base_steps: BaseSteps,
+        spec: LambdaReturn | GAE,
+        outline: Outline,
+        made: Mapping[str, bool],
+    ) -> None:
         super().__init__(below, base_steps)
         self._spec = spec
         self._outline = outline
@@ -364,9 +366,14 @@ class _Estimated(Over):
         return returns, known
 
     def _segments(
-        self, starts: Ids, stops: Ids, ends: Ids, joined: NDArray[np.bool_],
-        tails: Floats, terminated: NDArray[np.bool_],
-    ) -> tuple[Floats, Floats]:  # fmt: skip
+        self,
+        starts: Ids,
+        stops: Ids,
+        ends: Ids,
+        joined: NDArray[np.bool_],
+        tails: Floats,
+        terminated: NDArray[np.bool_],
+    ) -> tuple[Floats, Floats]:
         """Sums over ``[start, stop)``, and the weight of the return that follows.
 
         A return is ``a[t] + b[t] * G[t+1]``, with ``b = gamma * lam`` and ``a`` of the
@@ -459,13 +466,9 @@ class _Estimated(Over):
         some = (known & ~terminated)[:, None]
         if some.any():
             places = np.where(
-                some,
-                (ends - (not outline.derived))[:, None],
-                self.base_steps.positions[:, None],
+                some, (ends - (not outline.derived))[:, None], self.base_steps.positions[:, None]
             )
-            tails[some[:, 0]] = self._asked(
-                source, places, some, next_obs=not outline.derived
-            )
+            tails[some[:, 0]] = self._asked(source, places, some, next_obs=not outline.derived)
         return tails, terminated, known
 
     def _values(self, rows: Ids, wanted: NDArray[np.bool_]) -> Floats:
@@ -486,9 +489,8 @@ class _Estimated(Over):
         return widen(found, field).astype(np.float64)
 
     def _asked(
-        self, function: ValueFunction, rows: Ids, wanted: NDArray[np.bool_],
-        *, next_obs: bool,
-    ) -> Floats:  # fmt: skip
+        self, function: ValueFunction, rows: Ids, wanted: NDArray[np.bool_], *, next_obs: bool
+    ) -> Floats:
         """What a function gives for observations of rows, float64 ``[M, *shape]``.
 
         Args:
@@ -501,13 +503,10 @@ class _Estimated(Over):
             SchemaError: It gives no value for each.
         """
         outline = self._outline
-        names = {
-            (n if next_obs else path): path for path, n in outline.next_obs.items()
-        }
+        names = {(n if next_obs else path): path for path, n in outline.next_obs.items()}
         found = self.below.read(tuple(names), rows)
         given = {
-            path: widen(found[name][wanted], outline.fields[name])
-            for name, path in names.items()
+            path: widen(found[name][wanted], outline.fields[name]) for name, path in names.items()
         }
         who = type(self._spec).__name__
         made: Any = called(f"{who} value function", function, given)

@@ -47,8 +47,7 @@ class Apply:
         """Check the arguments."""
         if not callable(self.function):
             raise SchemaError(
-                "Apply needs a function of a batch's fields, got "
-                f"{shown(self.function)}. Pass one."
+                f"Apply needs a function of a batch's fields, got {shown(self.function)}. Pass one."
             )
 
     def bind(self, outline: Outline) -> Bound:
@@ -64,9 +63,7 @@ class Apply:
 class _Applied(Over):
     """A finished batch with a function applied to it."""
 
-    def __init__(
-        self, below: Layer, base_steps: BaseSteps, apply: Apply, stream: int
-    ) -> None:
+    def __init__(self, below: Layer, base_steps: BaseSteps, apply: Apply, stream: int) -> None:
         super().__init__(below, base_steps)
         self._apply = apply
         self._stream = stream

@@ -30,9 +30,7 @@ class Where:
 
     __slots__ = ("_made", "ahead", "back", "beyond")
 
-    def __init__(
-        self, ahead: tuple[int, ...], back: tuple[int, ...], beyond: bool
-    ) -> None:
+    def __init__(self, ahead: tuple[int, ...], back: tuple[int, ...], beyond: bool) -> None:
         """Describe some rows."""
         self.ahead, self.back, self.beyond = ahead, back, beyond
         self._made: dict[tuple[int, int], Where] = {}
@@ -104,13 +102,19 @@ class BaseSteps:
         "positions",
         "rows",
         "terminated",
-    )  # fmt: skip
+    )
 
     def __init__(
-        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
+        self,
+        rows: BufferRows,
+        env_ids: Ids,
+        positions: Ids,
+        key: int,
         length: int | None,
-        batch_rows: BatchRows, bounds: Ids, terminated: NDArray[np.bool_],
-    ) -> None:  # fmt: skip
+        batch_rows: BatchRows,
+        bounds: Ids,
+        terminated: NDArray[np.bool_],
+    ) -> None:
         """Hold them.
 
         Args:

@@ -14,9 +14,7 @@ def label(name: str, value: object) -> None:
         SchemaError: It is no text, or empty.
     """
     if not isinstance(value, str) or not value:
-        raise SchemaError(
-            f"{name} must be the name of a field, got {shown(value)}. {DEFAULT}"
-        )
+        raise SchemaError(f"{name} must be the name of a field, got {shown(value)}. {DEFAULT}")
 
 
 def real(field: Field) -> Field:

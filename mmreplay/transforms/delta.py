@@ -84,11 +84,7 @@ class _Deltas(Over):
     """Differences of next observations and observations."""
 
     def __init__(
-        self,
-        below: Layer,
-        base_steps: BaseSteps,
-        names: Mapping[str, str],
-        outline: Outline,
+        self, below: Layer, base_steps: BaseSteps, names: Mapping[str, str], outline: Outline
     ) -> None:
         super().__init__(below, base_steps)
         self._names = names
@@ -111,13 +107,9 @@ class _Deltas(Over):
 
     def _next_obs(self, paths: tuple[str, ...]) -> Fields:
         outline, base_steps = self._outline, self.base_steps
-        derived = tuple(
-            p for p in paths if outline.read_at[outline.next_obs[p]] is ReadAt.NEXT
-        )
+        derived = tuple(p for p in paths if outline.read_at[outline.next_obs[p]] is ReadAt.NEXT)
         stored = {outline.next_obs[p]: p for p in paths if p not in derived}
         found = dict(self.below.read(derived, base_steps.batch_rows.following))
-        for name, values in self.below.read(
-            tuple(stored), base_steps.batch_rows.last
-        ).items():
+        for name, values in self.below.read(tuple(stored), base_steps.batch_rows.last).items():
             found[stored[name]] = values
         return found

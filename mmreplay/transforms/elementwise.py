@@ -22,9 +22,12 @@ Change = Callable[[str, NDArray[np.generic]], NDArray[np.generic]]
 
 
 def elementwise(
-    outline: Outline, paths: Iterable[str], who: str,
-    field_of: Callable[[str, Field], Field], change: Change,
-) -> Bound:  # fmt: skip
+    outline: Outline,
+    paths: Iterable[str],
+    who: str,
+    field_of: Callable[[str, Field], Field],
+    change: Change,
+) -> Bound:
     """Fit a change of single values.
 
     Args:
@@ -49,11 +52,7 @@ class _ElementwiseLayer(Over):
     """Some fields with their values changed."""
 
     def __init__(
-        self,
-        below: Layer,
-        base_steps: BaseSteps,
-        sources: Mapping[str, str],
-        change: Change,
+        self, below: Layer, base_steps: BaseSteps, sources: Mapping[str, str], change: Change
     ) -> None:
         super().__init__(below, base_steps)
         self._sources = sources
@@ -130,9 +129,7 @@ class Cast:
         fields = {path: outline.fields[path] for path in paths}
         for path, field in fields.items():
             real = field.dtype == "bfloat16" or field.numpy.kind == "f"
-            if not np.can_cast(
-                np.float32 if real else field.numpy, target.numpy, "same_kind"
-            ):
+            if not np.can_cast(np.float32 if real else field.numpy, target.numpy, "same_kind"):
                 raise SchemaError(
                     f"Cast: {target.dtype} cannot hold all values of {path!r} of "
                     f"{field.dtype}. Choose a wider dtype, or cast in Apply."
@@ -146,9 +143,7 @@ class Cast:
 
         return elementwise(outline, paths, "Cast", field_of, change)
 
-    def _cast(
-        self, path: str, values: NDArray[np.generic], target: Field
-    ) -> NDArray[np.generic]:
+    def _cast(self, path: str, values: NDArray[np.generic], target: Field) -> NDArray[np.generic]:
         cast = values.astype(target.numpy)
         if target.numpy.kind == "f":
             if self.scale != 1.0:

@@ -159,8 +159,7 @@ class HER:
             )
         if reward is None or reward not in outline.fields:
             raise SchemaError(
-                f"HER: the reward must be one field, got {reward!r}. Name it in the "
-                "schema's roles."
+                f"HER: the reward must be one field, got {reward!r}. Name it in the schema's roles."
             )
 
 
@@ -245,9 +244,18 @@ def _goal_rows(base_steps: BaseSteps, goals: _Goals) -> _GoalRows:
     chosen = np.empty(count, BOOL)
     goal_rows, later = np.empty(count, INT64), np.empty(count, INT64)
     _kernel.hindsight(
-        base_steps.key, goals.stream, goals.her.ratio, goals.kind, begins, stops,
-        np.ascontiguousarray(starts), lasts, chosen, goal_rows, later,
-    )  # fmt: skip
+        base_steps.key,
+        goals.stream,
+        goals.her.ratio,
+        goals.kind,
+        begins,
+        stops,
+        np.ascontiguousarray(starts),
+        lasts,
+        chosen,
+        goal_rows,
+        later,
+    )
     if group is not None:
         return _GoalRows(chosen[group] & known, goal_rows[group], later[group])
     return _GoalRows(chosen, goal_rows, later)
@@ -276,9 +284,8 @@ def _groups(length: int, begin: Ids) -> tuple[Ids, Ids]:
     """
     windows = np.arange(len(begin)) // length
     _, first, group = np.unique(
-        np.stack([windows, begin], axis=1), axis=0, return_index=True,
-        return_inverse=True,
-    )  # fmt: skip
+        np.stack([windows, begin], axis=1), axis=0, return_index=True, return_inverse=True
+    )
     numbers: Ids = group.reshape(-1)
     return numbers, first
 
@@ -332,9 +339,7 @@ class _Relabelled(Over):
             there[which] = self.base_steps.at(rows)[which] + shift
         return goals.goal(self.below.read((path,), there)[path].take(which, 0))
 
-    def _rewards(
-        self, stored: NDArray[np.generic], rows: Where | Ids
-    ) -> NDArray[np.generic]:
+    def _rewards(self, stored: NDArray[np.generic], rows: Where | Ids) -> NDArray[np.generic]:
         which, goal = self._relabelling()
         if not len(which):
             return stored
@@ -348,9 +353,7 @@ class _Relabelled(Over):
         if goals.her.info:
             info = self.below.read(tuple(goals.her.info), rows)
             fields = goals.outline.fields
-            told = {
-                p: _flat(widen(a.take(which, 0), fields[p])) for p, a in info.items()
-            }
+            told = {p: _flat(widen(a.take(which, 0), fields[p])) for p, a in info.items()}
         given = _flat(achieved), desired, told
         made = called("HER reward_fn", goals.her.reward_fn, *given)
         refuse_masked(made, "HER reward_fn")

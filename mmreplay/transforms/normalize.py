@@ -81,10 +81,7 @@ class Normalize:
             )
         for path in self.means:
             mean, std = _floats(self.means[path]), _floats(self.stds[path])
-            if (
-                not (np.isfinite(mean).all() and np.isfinite(std).all())
-                or (std < 0).any()
-            ):
+            if not (np.isfinite(mean).all() and np.isfinite(std).all()) or (std < 0).any():
                 raise SchemaError(
                     f"Normalize: mean and std of {path!r} must be finite, and std at "
                     f"least 0, got mean {mean.tolist()} and std {std.tolist()}. "
@@ -92,14 +89,15 @@ class Normalize:
                 )
         if self.clip is not None:
             number(
-                "Normalize clip", self.clip, above=0, finite=False,
+                "Normalize clip",
+                self.clip,
+                above=0,
+                finite=False,
                 way_out="None leaves the values unclipped.",
-            )  # fmt: skip
+            )
 
     @classmethod
-    def of(
-        cls, moments: Mapping[str, HasMoments], clip: float | None = None
-    ) -> Normalize:
+    def of(cls, moments: Mapping[str, HasMoments], clip: float | None = None) -> Normalize:
         """Take one mean and deviation a field, as `mmreplay.field_moments` gives.
 
         Args:
@@ -115,9 +113,8 @@ class Normalize:
 
     @classmethod
     def fit(
-        cls, batches: Iterable[ByName], paths: Sequence[str] | str,
-        clip: float | None = None,
-    ) -> Normalize:  # fmt: skip
+        cls, batches: Iterable[ByName], paths: Sequence[str] | str, clip: float | None = None
+    ) -> Normalize:
         """Measure each element of fields over batches, one batch in memory at a time.
 
         Moments are merged as Chan, Golub and LeVeque (1979) do: no difference of large

@@ -169,15 +169,12 @@ class _Folded(Over):
                 shape = (len(positions), *wide.shape[2:])
                 total = np.empty(shape, sums.reals[path])
                 _kernel.weighted_sums(
-                    positions, last, sums.weights, wide, wide.itemsize, total,
-                    total.itemsize,
-                )  # fmt: skip
+                    positions, last, sums.weights, wide, wide.itemsize, total, total.itemsize
+                )
                 found[path] = total
         if sums.discount in names and sums.num_agents is not None:
             # Each agent has an end of its own, stored as a field.
-            discounts = np.repeat(
-                sums.powers[last - positions + 1, None], sums.num_agents, axis=1
-            )
+            discounts = np.repeat(sums.powers[last - positions + 1, None], sums.num_agents, axis=1)
             if sums.terminated is not None:
                 ends = self.below.read((sums.terminated,), last[:, None])
                 ended = ends[sums.terminated].reshape(discounts.shape)
@@ -185,9 +182,7 @@ class _Folded(Over):
             found[sums.discount] = discounts.astype(np.float32)
         elif sums.discount in names:
             discount = np.empty(len(positions), FLOAT32)
-            _kernel.discounts(
-                positions, last, sums.powers, base_steps.terminated, discount
-            )
+            _kernel.discounts(positions, last, sums.powers, base_steps.terminated, discount)
             found[sums.discount] = discount
         return found
 

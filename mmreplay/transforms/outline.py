@@ -144,10 +144,7 @@ class Outline:
                 "next observations out. Name one of them."
             )
         otherwise = "Name one of them, or put the transform that adds it first."
-        return (
-            f"{who}: {path!r} must be one of the fields {ours}. "
-            f"{meant(path, ours, otherwise)}"
-        )
+        return f"{who}: {path!r} must be one of the fields {ours}. {meant(path, ours, otherwise)}"
 
     def sources(self, paths: Iterable[str]) -> dict[str, str]:
         """The paths, and the stored next observations of them, each to its path.
@@ -163,9 +160,7 @@ class Outline:
                 sources[name] = path
         return sources
 
-    def changed(
-        self, paths: Iterable[str], change: Callable[[Field], Field], who: str
-    ) -> Outline:
+    def changed(self, paths: Iterable[str], change: Callable[[Field], Field], who: str) -> Outline:
         """Outline with some fields, and the nexts of them, changed by a transform."""
         fields, changed_by = dict(self.fields), dict(self.changed_by)
         for path in paths:

@@ -48,9 +48,8 @@ class Pipeline:
     """
 
     def __init__(
-        self, transforms: Sequence[Transform], schema: Schema,
-        *, final_follows: bool = False,
-    ) -> None:  # fmt: skip
+        self, transforms: Sequence[Transform], schema: Schema, *, final_follows: bool = False
+    ) -> None:
         """Compose transforms.
 
         Args:
@@ -125,9 +124,10 @@ class Pipeline:
             back = outline.before.get(path, 0)
             read_at = outline.read_at.get(path)
             first, stop = {
-                None: (0, 0), ReadAt.MADE: (-back, steps),
+                None: (0, 0),
+                ReadAt.MADE: (-back, steps),
                 ReadAt.LAST: (steps - 1 - back, steps),
-            }.get(read_at, (-back, 1))  # fmt: skip
+            }.get(read_at, (-back, 1))
             offsets = set(range(first, stop))
             ahead = outline.next_obs.get(path)
             if ahead is not None and outline.read_at.get(ahead) is ReadAt.NEXT:
@@ -136,9 +136,8 @@ class Pipeline:
         return offsets_of
 
     def rows_read(
-        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
-        length: int | None = None,
-    ) -> Iterator[RowReads]:  # fmt: skip
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int, length: int | None = None
+    ) -> Iterator[RowReads]:
         """Say which rows `gather` will read, so that the disk is asked for them early.
 
         Boundaries are read, no field. See `gather` for the arguments.
@@ -146,14 +145,22 @@ class Pipeline:
         outline = self._outline
         bounds = rows.find(self.plan(rows, {}, {}, None), env_ids, positions)
         base_steps = BaseSteps(
-            rows, env_ids, positions, key, length, self._batch_rows, bounds.base_steps,
+            rows,
+            env_ids,
+            positions,
+            key,
+            length,
+            self._batch_rows,
+            bounds.base_steps,
             bounds.terminated,
-        )  # fmt: skip
+        )
         here, last, after = base_steps.positions, base_steps.last, base_steps.following
         ends = {
-            ReadAt.HERE: (here, here), ReadAt.LAST: (last, last),
-            ReadAt.MADE: (here, last), ReadAt.NEXT: (after, after),
-        }  # fmt: skip
+            ReadAt.HERE: (here, here),
+            ReadAt.LAST: (last, last),
+            ReadAt.MADE: (here, last),
+            ReadAt.NEXT: (after, after),
+        }
         groups: dict[tuple[ReadAt, int], list[str]] = {}
         for path in outline.schema.paths:
             for name in (path, outline.next_obs.get(path)):
@@ -171,9 +178,8 @@ class Pipeline:
                 yield from bound.elsewhere(base_steps)
 
     def gather(
-        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
-        length: int | None = None,
-    ) -> Fields:  # fmt: skip
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int, length: int | None = None
+    ) -> Fields:
         """Make the batch of some steps.
 
         Args:
@@ -199,9 +205,15 @@ class Pipeline:
         if self._batch.is_complete:
             return {name: fields[name] for name in self._batch.names}
         base_steps = BaseSteps(
-            rows, env_ids, positions, key, length, self._batch_rows, steps.base_steps,
+            rows,
+            env_ids,
+            positions,
+            key,
+            length,
+            self._batch_rows,
+            steps.base_steps,
             steps.terminated,
-        )  # fmt: skip
+        )
         layer: Layer = StoredLayer(base_steps, steps.columns, self)
         for bound in self._bounds:
             layer = bound.over(layer, base_steps)
@@ -213,9 +225,7 @@ class Pipeline:
         fields = {name: fields[name] for name in self._batch.names}
         return layer.finish(fields)
 
-    def plan(
-        self, rows: BufferRows, direct: Direct, asked: Asked, sums: Sums | None
-    ) -> RowPlan:
+    def plan(self, rows: BufferRows, direct: Direct, asked: Asked, sums: Sums | None) -> RowPlan:
         """Find out where what is read of each draw lies; see `BufferRows.plan`."""
         return rows.plan(self.before, self._outline.steps, direct, asked, sums)
 
@@ -251,9 +261,7 @@ class _Batch:
 
 def _batch(outline: Outline, batch_rows: BatchRows, bounds: Sequence[Bound]) -> _Batch:
     ends = {
-        path
-        for role in ("terminated", "truncated")
-        for path in outline.schema.role_paths(role)
+        path for role in ("terminated", "truncated") for path in outline.schema.role_paths(role)
     }
     # Fields of which the last thing to be done is known, and nothing else is done.
     stacks = {
@@ -296,9 +304,7 @@ def _summed_rewards(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:
         if sums is None or len(sums.powers) != outline.steps + 1:
             continue
         dtypes = {
-            path: dtype
-            for path, dtype in sums.dtypes.items()
-            if len(outline.changed_by[path]) == 1
+            path: dtype for path, dtype in sums.dtypes.items() if len(outline.changed_by[path]) == 1
         }
         discount = sums.discount
         if discount is not None and len(outline.changed_by[discount]) > 1:

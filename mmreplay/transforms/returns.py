@@ -200,11 +200,7 @@ class _Returns(Over):
     """Rows with their returns."""
 
     def __init__(
-        self,
-        below: Layer,
-        base_steps: BaseSteps,
-        spec: DiscountedReturn,
-        outline: Outline,
+        self, below: Layer, base_steps: BaseSteps, spec: DiscountedReturn, outline: Outline
     ) -> None:
         super().__init__(below, base_steps)
         self._spec = spec
@@ -334,10 +330,7 @@ class _Returns(Over):
         shift = 0 if outline.derived else 1
         names = {(p if outline.derived else outline.next_obs[p]): p for p in top}
         found = self.base_steps.rows.read(tuple(names), env_ids, ends - shift)
-        given = {
-            names[n]: widen(a, outline.schema.fields[names[n]])
-            for n, a in found.items()
-        }
+        given = {names[n]: widen(a, outline.schema.fields[names[n]]) for n, a in found.items()}
         assert spec.value_fn is not None
         found = called("DiscountedReturn value_fn", spec.value_fn, given)
         refuse_masked(found, "DiscountedReturn value_fn")

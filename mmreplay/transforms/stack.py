@@ -68,9 +68,7 @@ class FrameStack:
         before = dict(outline.before)
         for path in paths:
             before[path] = before.get(path, 0) + self.k - 1
-        above = replace(
-            outline.changed(paths, self._stacked, "FrameStack"), before=before
-        )
+        above = replace(outline.changed(paths, self._stacked, "FrameStack"), before=before)
         sources = outline.sources(paths)
 
         def over(below: Layer, base_steps: BaseSteps) -> Layer:
@@ -89,8 +87,7 @@ class FrameStack:
             )
         if "FrameStack" in outline.changed_by.get(path, ()):
             raise SchemaError(
-                f"FrameStack: {path!r} is already a stack. Use one FrameStack with "
-                "the total k."
+                f"FrameStack: {path!r} is already a stack. Use one FrameStack with the total k."
             )
         if outline.fields[path].varies and self.axis is not None:
             raise SchemaError(
@@ -131,9 +128,13 @@ class _Stack(Over):
     """Fields stacked over the rows up to each."""
 
     def __init__(
-        self, below: Layer, base_steps: BaseSteps, k: int, sources: Mapping[str, str],
+        self,
+        below: Layer,
+        base_steps: BaseSteps,
+        k: int,
+        sources: Mapping[str, str],
         join: Callable[[Any], Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(below, base_steps)
         self._k = k
         self._sources = sources
@@ -150,9 +151,7 @@ class _Stack(Over):
         own = tuple([p for p in mine if sources[p] == p])
         stored = tuple([p for p in mine if sources[p] != p])
         if own:
-            for path, frames in self.below.read(
-                own, self._up_to(rows, self._k)
-            ).items():
+            for path, frames in self.below.read(own, self._up_to(rows, self._k)).items():
                 count, width = frames.shape[:2]
                 shape = (count, width // self._k, self._k, *frames.shape[2:])
                 fields[path] = self._join(frames.reshape(*shape))
@@ -231,9 +230,7 @@ class ActionHistory:
         above = outline.with_field(self.name, made, ReadAt.HERE, "ActionHistory", depth)
         shifts = {self.name: 0}
         if outline.next_obs:
-            above = above.with_field(
-                following, made, ReadAt.LAST, "ActionHistory", depth
-            )
+            above = above.with_field(following, made, ReadAt.LAST, "ActionHistory", depth)
             above = replace(above, next_obs={**above.next_obs, self.name: following})
             shifts[following] = 1
 
@@ -241,10 +238,7 @@ class ActionHistory:
             return _History(below, base_steps, path, shifts, fill)
 
         def elsewhere(base_steps: BaseSteps) -> Iterator[RowReads]:
-            yield (
-                (path,),
-                *around(base_steps, base_steps.positions, base_steps.last, depth),
-            )
+            yield ((path,), *around(base_steps, base_steps.positions, base_steps.last, depth))
 
         return Bound(above, over, elsewhere)
 
@@ -276,9 +270,13 @@ class _History(Over):
     """Actions of the rows before each."""
 
     def __init__(
-        self, below: Layer, base_steps: BaseSteps, path: str, shifts: Mapping[str, int],
+        self,
+        below: Layer,
+        base_steps: BaseSteps,
+        path: str,
+        shifts: Mapping[str, int],
         fill: NDArray[np.generic],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(below, base_steps)
         self._path = path
         self._shifts = shifts

@@ -8,25 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.disk.files import File
-from mmreplay.episodes import (
-    ALL_FLAGS,
-    BREAK,
-    CUT,
-    END,
-    FINAL,
-    START,
-    TERMINATED,
-    TRUNCATED,
-)
+from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, END, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.ring import Ring
 from mmreplay.verify.report import MAX_FINDINGS, Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 
 CHUNK_ROWS = 1 << 20
 NAMES = {
-    START: "START", TERMINATED: "TERMINATED", TRUNCATED: "TRUNCATED",
-    FINAL: "FINAL", BREAK: "BREAK", CUT: "CUT",
-}  # fmt: skip
+    START: "START",
+    TERMINATED: "TERMINATED",
+    TRUNCATED: "TRUNCATED",
+    FINAL: "FINAL",
+    BREAK: "BREAK",
+    CUT: "CUT",
+}
 
 Array = NDArray[np.int64]
 Flags = NDArray[np.uint8]
@@ -73,12 +68,7 @@ class FlagCheck:
     """Checks flags.bin of one generation, by tables of what may follow what."""
 
     def __init__(
-        self,
-        file: File,
-        name: str,
-        ring: Ring,
-        final_follows: bool,
-        commit_file: CommitFile,
+        self, file: File, name: str, ring: Ring, final_follows: bool, commit_file: CommitFile
     ) -> None:
         self._file = file
         self._name = name
@@ -119,10 +109,7 @@ class FlagCheck:
         for slot, count in self._chunks(int(firsts.min()), int(heads.max()), width):
             here = self._read(base, slot, count, width)
             after = np.concatenate(
-                [
-                    here[1:],
-                    self._read(base, (slot + count) % self._ring.slots, 1, width),
-                ]
+                [here[1:], self._read(base, (slot + count) % self._ring.slots, 1, width)]
             )
             notes.read(here.size)
             slots = np.arange(slot, slot + count)[:, None]
@@ -185,7 +172,8 @@ class FlagCheck:
                 rule = pair_problem(earlier, got, self._final_follows)
             offset = base + position % ring.slots * len(ids) + column
             notes.note(
-                "flags", self._name, offset,
-                f"environment {ids[column]}, position {position}: {rule}, got "
-                f"{names(got)}{after}",
-            )  # fmt: skip
+                "flags",
+                self._name,
+                offset,
+                f"environment {ids[column]}, position {position}: {rule}, got {names(got)}{after}",
+            )

@@ -19,25 +19,12 @@ from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.pause import FILE_NAME as PAUSE
-from mmreplay.errors import (
-    CorruptError,
-    FailedError,
-    FormatError,
-    ReplayError,
-    VersionError,
-)
+from mmreplay.errors import CorruptError, FailedError, FormatError, ReplayError, VersionError
 from mmreplay.format import commit, ray_files
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.samplers import priority_file
-from mmreplay.samplers.priority_file import (
-    LOCK_FILE,
-    PRIORITIES,
-    STATE,
-    SYNCED,
-    USES,
-    ColumnKind,
-)
+from mmreplay.samplers.priority_file import LOCK_FILE, PRIORITIES, STATE, SYNCED, USES, ColumnKind
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, record_layout
 from mmreplay.verify.boundaries import FlagCheck
@@ -55,16 +42,12 @@ BOUNDS_NBYTES = 4096
 MASK = (1 << 64) - 1
 
 
-def check_columns(
-    folder: Path, metadata: Metadata, notes: Notebook, deep: bool
-) -> None:
+def check_columns(folder: Path, metadata: Metadata, notes: Notebook, deep: bool) -> None:
     """Check the samplers' columns; their numbers too where it is to be deep."""
     for place in _inside(folder / "samplers", notes):
         name = f"samplers/{place.name}"
         if not place.is_dir() or place.is_symlink():
-            notes.note(
-                "unknown", name, None, f"{name} is not the folder of a sampler's column"
-            )
+            notes.note("unknown", name, None, f"{name} is not the folder of a sampler's column")
             continue
         entries = set(files.names(place))
         # A folder has the one or the other, and SYNCED beside counts alone.
@@ -81,29 +64,21 @@ def check_columns(
             lost = "counts of uses that it held are lost"
         for file, num_slots in ((STATE, (priority_file.NUM_SLOTS,)), (SYNCED, (1, 2))):
             if file == STATE or file in entries:
-                _check_records(
-                    place / file, f"{name}/{file}", num_slots, lost, metadata, notes
-                )
+                _check_records(place / file, f"{name}/{file}", num_slots, lost, metadata, notes)
         _check_size(place, name, kind, lost, metadata, notes)
-        _check_numbers(
-            place / kind.file, f"{name}/{kind.file}", kind, lost, metadata, notes, deep
-        )
+        _check_numbers(place / kind.file, f"{name}/{kind.file}", kind, lost, metadata, notes, deep)
 
 
 def _inside(root: Path, notes: Notebook) -> list[Path]:
     """Return the names in a folder of the buffer; a link instead has none."""
     if root.is_symlink():
-        notes.note(
-            "unknown", root.name, None, f"{root.name} must be a folder, got a link"
-        )
+        notes.note("unknown", root.name, None, f"{root.name} must be a folder, got a link")
         return []
     return [root / name for name in files.names(root)] if root.is_dir() else []
 
 
 @contextmanager
-def _opened(
-    path: Path, name: str, nbytes: int | None, notes: Notebook
-) -> Iterator[File | None]:
+def _opened(path: Path, name: str, nbytes: int | None, notes: Notebook) -> Iterator[File | None]:
     file = None
     try:
         file = File.open(path, nbytes)
@@ -133,9 +108,11 @@ def _check_records(
         if file.nbytes not in [size * number for number in num_slots]:
             expected = " or ".join(f"{size * number}" for number in num_slots)
             notes.note(
-                "beside", name, None,
+                "beside",
+                name,
+                None,
                 f"{name} must have {expected} bytes, got {file.nbytes}; {lost}",
-            )  # fmt: skip
+            )
             return
         data = file.pread(file.nbytes, 0)
         slots = [data[at : at + size] for at in range(0, len(data), size)]
@@ -147,18 +124,12 @@ def _check_records(
             return
         what = "none is a valid one" if not any(valid) else "one is not a valid one"
         notes.note(
-            "beside", name, 0,
-            f"{name}: of its {len(slots)} records {what} of this buffer; {lost}",
-        )  # fmt: skip
+            "beside", name, 0, f"{name}: of its {len(slots)} records {what} of this buffer; {lost}"
+        )
 
 
 def _check_size(
-    folder: Path,
-    name: str,
-    kind: ColumnKind,
-    lost: str,
-    metadata: Metadata,
-    notes: Notebook,
+    folder: Path, name: str, kind: ColumnKind, lost: str, metadata: Metadata, notes: Notebook
 ) -> None:
     """Check numbers against STATE: of this generation they are as many as rows."""
     ring, size = metadata.ring, priority_file.slot_nbytes(metadata.ring.num_envs)
@@ -170,9 +141,11 @@ def _check_size(
             got, empty = file.nbytes, not any(data)
             if empty and got and np.frombuffer(file.map_readonly(), "u1").any():
                 notes.note(
-                    "beside", f"{name}/{STATE}", 0,
+                    "beside",
+                    f"{name}/{STATE}",
+                    0,
                     f"{name}/{STATE} is empty beside {kind.words}; {lost}",
-                )  # fmt: skip
+                )
     except ReplayError:
         return  # What is missing is noted by itself.
     found = priority_file.newest(data, metadata.uuid, ring.num_envs)
@@ -183,9 +156,11 @@ def _check_size(
     # Of a generation before the numbers are carried over when a sampler opens them.
     if found[1].generation == metadata.generation and got != expected:
         notes.note(
-            "beside", f"{name}/{kind.file}", None,
+            "beside",
+            f"{name}/{kind.file}",
+            None,
             f"{name}/{kind.file} must have {expected} bytes, got {got}; {lost}",
-        )  # fmt: skip
+        )
 
 
 def _check_numbers(
@@ -203,10 +178,12 @@ def _check_numbers(
             return
         if file.nbytes % width or not file.nbytes:
             notes.note(
-                "beside", name, None,
+                "beside",
+                name,
+                None,
                 f"{name}: its size must be a multiple of {width}, a number for each "
                 f"row, got {file.nbytes} bytes; {lost}",
-            )  # fmt: skip
+            )
         # Of a count each number is a legal one.
         for first in _chunks_with_data(file) if deep and kind is PRIORITIES else ():
             count = min(CHUNK_NUMBERS, file.nbytes // 4 - first)
@@ -217,11 +194,13 @@ def _check_numbers(
             if len(bad):
                 at = 4 * (first + int(bad[0]))
                 notes.note(
-                    "beside", name, at,
+                    "beside",
+                    name,
+                    at,
                     f"{name}: numbers must be -1, or finite and at least 0, got "
                     f"{len(bad)} others such as {numbers[bad[0]]}; the priorities of "
                     "these rows are reset",
-                )  # fmt: skip
+                )
 
 
 def _chunks_with_data(file: File) -> Iterator[int]:
@@ -259,10 +238,12 @@ def _check_count(path: Path, name: str, notes: Notebook) -> None:
         pair = [int.from_bytes(data[at : at + 8], "little") for at in (0, 8)]
         if any(pair) and pair[0] ^ pair[1] != MASK:
             notes.note(
-                "beside", name, 0,
+                "beside",
+                name,
+                0,
                 f"{name} must hold a count and its complement, got {pair[0]} and "
                 f"{pair[1]}; it counts as 0",
-            )  # fmt: skip
+            )
 
 
 def check_ray(folder: Path, metadata: Metadata, notes: Notebook) -> None:
@@ -292,10 +273,7 @@ TRIES = 3
 
 
 def verify_buffer(
-    path: str | os.PathLike[str],
-    progress: Progress | None = None,
-    *,
-    deep: bool = True,
+    path: str | os.PathLike[str], progress: Progress | None = None, *, deep: bool = True
 ) -> VerifyReport:
     """Check every claim that the files of a buffer make; change nothing.
 
@@ -385,10 +363,12 @@ def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
             continue
         if name.startswith("tmp-") or _is_generation(name):
             notes.note(
-                "left_over", name, None,
+                "left_over",
+                name,
+                None,
                 f"{name} is left over from a writer that was stopped; the next "
                 "writable open removes it",
-            )  # fmt: skip
+            )
         else:
             notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
     if (folder / LOCK).exists():
@@ -407,9 +387,7 @@ def _check_statistics(folder: Path, notes: Notebook) -> None:
 def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """Check the data folder of the current generation."""
     ring, where = metadata.ring, folder / metadata.folder
-    sizes = record_layout(metadata.schema).file_sizes(
-        ring, metadata.schema, metadata.heap_nbytes
-    )
+    sizes = record_layout(metadata.schema).file_sizes(ring, metadata.schema, metadata.heap_nbytes)
     slot_nbytes = commit.record_nbytes(ring.num_envs, metadata.heap_nbytes)
     sizes[COMMIT] = commit.NUM_SLOTS * slot_nbytes
     if where.is_dir():

@@ -20,29 +20,12 @@ from numpy.typing import NDArray
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.disk.lock import locked
-from mmreplay.errors import (
-    CorruptError,
-    FailedError,
-    FormatError,
-    raise_if_out_of_files,
-)
+from mmreplay.errors import CorruptError, FailedError, FormatError, raise_if_out_of_files
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage.foreign_zarr import hierarchy
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.group import (
-    FLAGS_NAME,
-    FOLDER,
-    JSON_NAME,
-    MEMBER,
-    ShardedArray,
-)
-from mmreplay.storage.zarr.shards import (
-    DTYPE,
-    FILE_NAME,
-    ROLE_BITS,
-    ShardReader,
-    ShardStates,
-)
+from mmreplay.storage.zarr.group import FLAGS_NAME, FOLDER, JSON_NAME, MEMBER, ShardedArray
+from mmreplay.storage.zarr.shards import DTYPE, FILE_NAME, ROLE_BITS, ShardReader, ShardStates
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim
 
@@ -110,10 +93,12 @@ def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
     if wrong is not None:
         key, got, expected = wrong
         notes.note(
-            "file", what, None,
+            "file",
+            what,
+            None,
             f"{what}: {key} must be {json.dumps(expected):.80}, got "
             f"{json.dumps(got):.80}; {MISLED}",
-        )  # fmt: skip
+        )
 
 
 def _difference(actual: Json, wanted: Json) -> tuple[str, object, object] | None:
@@ -130,9 +115,8 @@ def _difference(actual: Json, wanted: Json) -> tuple[str, object, object] | None
 
 
 def _check_names(
-    path: Path, name: str, array: ShardedArray | None, below: set[str], live: bool,
-    notes: Notebook,
-) -> None:  # fmt: skip
+    path: Path, name: str, array: ShardedArray | None, below: set[str], live: bool, notes: Notebook
+) -> None:
     """Report foreign names, and names that a stopped writer left.
 
     A shard that is not a regular file is always reported, as no writer makes one.
@@ -151,15 +135,19 @@ def _check_names(
     others = [each for each in strange if each not in left]
     if left and not live:
         notes.note(
-            "left_over", f"{name}/{left[0]}", None,
+            "left_over",
+            f"{name}/{left[0]}",
+            None,
             f"{name} holds {_listed(left)}, left over from a writer that was stopped; "
             "the next writable open removes what is in the group's own folder",
-        )  # fmt: skip
+        )
     if others:
         notes.note(
-            "unknown", f"{name}/{others[0]}", None,
+            "unknown",
+            f"{name}/{others[0]}",
+            None,
             f"{name} holds {_listed(others)}, which is not a file of mmreplay",
-        )  # fmt: skip
+        )
 
 
 def _regular(path: Path) -> bool:
@@ -204,9 +192,7 @@ class GroupFlags:
             for shard_range in states.sealed().tolist():
                 number = states.get(shard_range)
                 for array, bits in self._arrays.items() if number & 1 else ():
-                    problem = self._problem(
-                        array, bits, shard_range, number, claim, notes
-                    )
+                    problem = self._problem(array, bits, shard_range, number, claim, notes)
                     if problem and states.get(shard_range) == number:
                         shard = group.shard_name(array, self._ring, shard_range)
                         name = f"{self._metadata.folder}/{FOLDER}/{shard}"
@@ -215,9 +201,14 @@ class GroupFlags:
             file.close()
 
     def _problem(
-        self, array: ShardedArray, bits: int, shard_range: int, number: int,
-        claim: Claim, notes: Notebook,
-    ) -> str:  # fmt: skip
+        self,
+        array: ShardedArray,
+        bits: int,
+        shard_range: int,
+        number: int,
+        claim: Claim,
+        notes: Notebook,
+    ) -> str:
         """Return the message of what is wrong with a shard, or ''."""
         for first in range(0, self._rows_per_shard, CHUNK_ROWS):
             stop = min(first + CHUNK_ROWS, self._rows_per_shard)

@@ -10,10 +10,20 @@ from typing import Literal
 from mmreplay.errors import called, raise_if_out_of_files
 
 Kind = Literal[
-    "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
+    "metadata",
+    "statistics",
+    "file",
+    "commit",
+    "slot",
+    "sum",
+    "lap",
+    "flags",
     "value",
-    "torn", "left_over", "unknown", "beside",
-]  # fmt: skip
+    "torn",
+    "left_over",
+    "unknown",
+    "beside",
+]
 # A crash leaves the first two behind in a whole buffer. The third is a foreign file. A
 # sampler or limiter starts over where the fourth is damaged.
 NOTES: frozenset[str] = frozenset({"torn", "left_over", "unknown", "beside"})
@@ -139,7 +149,14 @@ class Notebook:
     def report(self, path: Path) -> VerifyReport:
         """Return the report of the check so far."""
         return VerifyReport(
-            path, tuple(self.findings), self.omitted, self.blocks, self.skipped_blocks,
-            self.rows, self.uncommitted_rows, self.unsummed_rows, self.nbytes,
+            path,
+            tuple(self.findings),
+            self.omitted,
+            self.blocks,
+            self.skipped_blocks,
+            self.rows,
+            self.uncommitted_rows,
+            self.unsummed_rows,
+            self.nbytes,
             self.deep,
-        )  # fmt: skip
+        )

@@ -57,11 +57,7 @@ class SumCheck:
     store: ZarrStore | None = None
 
     def __init__(
-        self,
-        opened: dict[str, File],
-        folder: str,
-        metadata: Metadata,
-        commit_file: CommitFile,
+        self, opened: dict[str, File], folder: str, metadata: Metadata, commit_file: CommitFile
     ) -> None:
         self._sums = opened[SUMS]
         self._folder = folder
@@ -94,9 +90,7 @@ class SumCheck:
         for stripe in stripes(ring, firsts, stops):
             try:
                 sums = self.compute(stripe, notes)
-                for (_, env_id, block), computed in zip(
-                    stripe.blocks, sums, strict=True
-                ):
+                for (_, env_id, block), computed in zip(stripe.blocks, sums, strict=True):
                     self._compare(stripe, env_id, block, computed, notes)
             except (CorruptError, FailedError) as error:
                 notes.fail("file", self._folder, error)
@@ -104,9 +98,7 @@ class SumCheck:
     def compute(self, stripe: Stripe, notes: Notebook | None) -> list[int]:
         """CRC32C of each block of a stripe: position, flags, records, large fields."""
         size, width = self._ring.block_rows, stripe.width
-        crcs = [
-            crc32c(struct.pack("<Q", block * size)) for _, _, block in stripe.blocks
-        ]
+        crcs = [crc32c(struct.pack("<Q", block * size)) for _, _, block in stripe.blocks]
         for file, row_nbytes in self._covered:
             if width == 1:
                 begin = stripe.row * row_nbytes
@@ -115,20 +107,13 @@ class SumCheck:
                 for first in range(stripe.row, stripe.row + size * width, width):
                     for index, (column, _, _) in enumerate(stripe.blocks):
                         begin = (first + column) * row_nbytes
-                        crcs[index] = _extended(
-                            crcs[index], file, begin, row_nbytes, notes
-                        )
+                        crcs[index] = _extended(crcs[index], file, begin, row_nbytes, notes)
             else:
                 self._extend(crcs, stripe, file, row_nbytes, notes)
         return crcs
 
     def _extend(
-        self,
-        crcs: list[int],
-        stripe: Stripe,
-        file: File,
-        row_nbytes: int,
-        notes: Notebook | None,
+        self, crcs: list[int], stripe: Stripe, file: File, row_nbytes: int, notes: Notebook | None
     ) -> None:
         """Go on with the checksums of a stripe of many environments, in one file."""
         size, width = self._ring.block_rows, stripe.width
@@ -172,23 +157,25 @@ class SumCheck:
                 notes.skipped_blocks += 1
                 return
             name = f"{self._folder}/{SUMS}"
-            where = (
-                f"environment {env_id}, positions [{first}, {first + ring.block_rows})"
-            )
+            where = f"environment {env_id}, positions [{first}, {first + ring.block_rows})"
             if lost(crc, lap, expected_lap):
                 got = f"a checksum of lap {lap}" if crc or lap else "no checksum"
                 notes.note(
-                    "lap", name, offset,
+                    "lap",
+                    name,
+                    offset,
                     f"{where}: the checksum must be of lap {expected_lap}, got {got}; "
                     "it is lost, so the block is unproven",
-                )  # fmt: skip
+                )
             else:
                 notes.note(
-                    "sum", name, offset,
+                    "sum",
+                    name,
+                    offset,
                     f"{where}: the checksum of the data must be {crc:08x}, got "
                     f"{computed:08x}; a byte was changed in {self._bytes(stripe)}, or "
                     "in the checksum",
-                )  # fmt: skip
+                )
         notes.blocks += 1
 
     def _bytes(self, stripe: Stripe) -> str:
@@ -209,9 +196,7 @@ def lost(crc: int, lap: int, expected_lap: int) -> bool:
     return lap != expected_lap or not (crc or lap)
 
 
-def _extended(
-    crc: int, file: File, offset: int, nbytes: int, notes: Notebook | None
-) -> int:
+def _extended(crc: int, file: File, offset: int, nbytes: int, notes: Notebook | None) -> int:
     """Extend a checksum over contiguous bytes, a chunk at a time."""
     stop = offset + nbytes
     for first in range(offset, stop, CHUNK_NBYTES):
@@ -235,9 +220,7 @@ def _covered(opened: dict[str, File], metadata: Metadata) -> list[tuple[File, in
     return found
 
 
-def stripes(
-    ring: Ring, firsts: Array, stops: Array, reach: int | None = None
-) -> Iterator[Stripe]:
+def stripes(ring: Ring, firsts: Array, stops: Array, reach: int | None = None) -> Iterator[Stripe]:
     """Lay blocks out in the order of the disk.
 
     Args:
@@ -278,9 +261,7 @@ def extra_names(metadata: Metadata) -> dict[str, int]:
     return {shards.FILE_NAME: 0, group.FOLDER: 0} if zarr else {}
 
 
-def sum_check(
-    opened: dict[str, File], metadata: Metadata, commit_file: CommitFile
-) -> SumCheck:
+def sum_check(opened: dict[str, File], metadata: Metadata, commit_file: CommitFile) -> SumCheck:
     """Return the checksum check of a buffer of either engine."""
     given = (opened, metadata.folder, metadata, commit_file)
     if metadata.engine != "zarr":

@@ -59,9 +59,8 @@ class CommitFile:
         for _ in range(READS):
             data = self._file.pread(commit.NUM_SLOTS * self._size, 0)
             slots = commit.split(
-                data, known.uuid, known.generation, known.ring.num_envs,
-                known.heap_nbytes,
-            )  # fmt: skip
+                data, known.uuid, known.generation, known.ring.num_envs, known.heap_nbytes
+            )
             if all(
                 record is not None or not any(self._bytes(data, slot))
                 for slot, record in enumerate(slots)
@@ -112,9 +111,12 @@ class CommitFile:
         data, slots = self.read()
         known, folder = self._metadata, self._file.path.parent.parent
         identity = Identity(
-            known.uuid, known.generation, process.boot_id(), *self._file.identity(),
+            known.uuid,
+            known.generation,
+            process.boot_id(),
+            *self._file.identity(),
             lock_held=lambda: locked(folder),
-        )  # fmt: skip
+        )
         durable = commit.newest_durable(slots)
         for slot, record in enumerate(slots):
             if record is None:
@@ -124,10 +126,12 @@ class CommitFile:
         self._check_order(notes, slots)
         if durable is None:
             notes.note(
-                "commit", self._name, 0,
+                "commit",
+                self._name,
+                0,
                 "none of the two durable slots is valid, so the buffer cannot be "
                 f"opened; restore COMMIT from a copy{OR_REPAIR}",
-            )  # fmt: skip
+            )
             return None
         live = commit.newest_live(slots, identity)
         if all(slots[slot] is not None for slot in commit.LIVE_SLOTS):
@@ -147,20 +151,23 @@ class CommitFile:
         computed = google_crc32c.value(data[: -CHECKSUM.size])
         if stored == computed:
             self._note(
-                notes, slot,
+                notes,
+                slot,
                 "the record is valid, but not of this buffer and of generation "
                 f"{self._metadata.generation}, or its tail, head and limit are out of "
                 "order",
-            )  # fmt: skip
+            )
             return
         # Also beside a clean close: the next opening may have died at its first
         # store. So no torn slot by itself proves damage.
         notes.note(
-            "torn", self._name, self._size * slot,
+            "torn",
+            self._name,
+            self._size * slot,
             f"{NAMES[slot]}: the checksum must be {stored:08x}, got {computed:08x}; a "
             "crash may leave this, the other slots are used, and the next writer "
             "rewrites it",
-        )  # fmt: skip
+        )
 
     def _check_record(self, notes: Notebook, slot: int, record: Record) -> None:
         ring = self._metadata.ring
@@ -169,27 +176,29 @@ class CommitFile:
             self._note(notes, slot, message)
         if record.sequence < 1 or record.epoch < 1:
             self._note(
-                notes, slot,
-                f"sequence and epoch must be at least 1, got {record.sequence} and "
-                f"{record.epoch}",
-            )  # fmt: skip
+                notes,
+                slot,
+                f"sequence and epoch must be at least 1, got {record.sequence} and {record.epoch}",
+            )
         for env_id in np.flatnonzero(record.cuts > record.heads)[:1].tolist():
             self._note(
-                notes, slot,
+                notes,
+                slot,
                 f"environment {env_id}: the cut must be at most the head, "
                 f"{record.heads[env_id]}, got {record.cuts[env_id]}",
-            )  # fmt: skip
+            )
         if slot in commit.LIVE_SLOTS:
             # A durable slot may give up rows that its own heads still count.
             firsts = np.maximum(record.tails, record.heads - ring.capacity)
             over = np.flatnonzero(record.limits - ring.slots > firsts)
             for env_id in over[:1].tolist():
                 self._note(
-                    notes, slot,
+                    notes,
+                    slot,
                     f"environment {env_id}: the limit must be at most "
                     f"{firsts[env_id] + ring.slots}, got {record.limits[env_id]}, "
                     "which would overwrite rows alive",
-                )  # fmt: skip
+                )
 
     def _check_order(self, notes: Notebook, slots: Slots) -> None:
         """Within one epoch positions grow with the sequence."""
@@ -200,18 +209,16 @@ class CommitFile:
             for (older, _), (newer, slot) in pairwise(whole):
                 self._check_growth(notes, older, newer, slot)
 
-    def _check_growth(
-        self, notes: Notebook, older: Record, newer: Record, slot: int
-    ) -> None:
+    def _check_growth(self, notes: Notebook, older: Record, newer: Record, slot: int) -> None:
         if older.epoch != newer.epoch:
             return
         if older.sequence == newer.sequence:
             if older.encode() != newer.encode():
                 self._note(
-                    notes, slot,
-                    f"sequence {newer.sequence} is the same as in another record of "
-                    "its epoch",
-                )  # fmt: skip
+                    notes,
+                    slot,
+                    f"sequence {newer.sequence} is the same as in another record of its epoch",
+                )
             return
         columns = ["heads", "limits", "tails"]
         if older.heap_heads is not None:
@@ -220,22 +227,22 @@ class CommitFile:
             before, after = getattr(older, what), getattr(newer, what)
             for env_id in np.flatnonzero(after < before)[:1].tolist():
                 self._note(
-                    notes, slot,
+                    notes,
+                    slot,
                     f"environment {env_id}: {what} must not decrease, got "
                     f"{after[env_id]} after {before[env_id]}",
-                )  # fmt: skip
+                )
 
-    def _check_live(
-        self, notes: Notebook, live: Record | None, durable: Record
-    ) -> None:
+    def _check_live(self, notes: Notebook, live: Record | None, durable: Record) -> None:
         if live is None or live.epoch != durable.epoch:
             return
         for env_id in np.flatnonzero(durable.heads > live.heads)[:1].tolist():
             self._note(
-                notes, commit.LIVE_SLOTS[0],
+                notes,
+                commit.LIVE_SLOTS[0],
                 f"environment {env_id}: the published head must be at least the "
                 f"committed one, {durable.heads[env_id]}, got {live.heads[env_id]}",
-            )  # fmt: skip
+            )
 
     def _claim(self, slots: Slots, durable: Record, live: Record | None) -> Claim:
         """Return what is committed and alive; see `recovery.settle`."""

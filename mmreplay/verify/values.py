@@ -36,9 +36,7 @@ class StoredValues:
     def __init__(self, opened: Mapping[str, File], metadata: Metadata) -> None:
         self._opened, self._metadata = opened, metadata
         self._placement = record_layout(metadata.schema)
-        self.fields = {
-            path: metadata.schema.fields[path] for path in metadata.schema.varying
-        }
+        self.fields = {path: metadata.schema.fields[path] for path in metadata.schema.varying}
 
     def records(self, env_id: int, first: int, stop: int) -> References:
         """Read the records of positions ``[first, stop)``, with their references."""
@@ -51,9 +49,13 @@ class StoredValues:
         return records
 
     def problems(
-        self, records: References, env_id: int, heap_tail: int, heap_head: int,
+        self,
+        records: References,
+        env_id: int,
+        heap_tail: int,
+        heap_head: int,
         count_read: Callable[[int], None] | None = None,
-    ) -> NDArray[np.object_]:  # fmt: skip
+    ) -> NDArray[np.object_]:
         """Say what is wrong with each value of some rows.
 
         Args:
@@ -71,9 +73,8 @@ class StoredValues:
         for number, (path, field) in enumerate(self.fields.items()):
             references: References = records[path]
             fits = legal(
-                references, field, heap_nbytes, np.full(count, heap_tail),
-                np.full(count, heap_head),
-            )  # fmt: skip
+                references, field, heap_nbytes, np.full(count, heap_tail), np.full(count, heap_head)
+            )
             wrong[~fits, number] = "its reference does not lead to a value in the heap"
             nbytes = nbytes_of(references, field)
             begins = offsets(references, np.full(count, env_id), heap_nbytes)
@@ -88,8 +89,7 @@ class StoredValues:
                     count_read(size)
                 if found != expected:
                     wrong[at, number] = (
-                        f"the checksum of its value must be {expected:08x}, got "
-                        f"{found:08x}"
+                        f"the checksum of its value must be {expected:08x}, got {found:08x}"
                     )
         return wrong
 
@@ -106,9 +106,12 @@ class ValueCheck:
     """Checks the references and values of one generation's rows."""
 
     def __init__(
-        self, opened: Mapping[str, File], metadata: Metadata, commit_file: CommitFile,
+        self,
+        opened: Mapping[str, File],
+        metadata: Metadata,
+        commit_file: CommitFile,
         store: ZarrStore | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Check a generation.
 
         Args:
@@ -147,9 +150,7 @@ class ValueCheck:
         name = HEAP if self._store is None else FOLDER
         return f"{self._metadata.folder}/{name}"
 
-    def _check(
-        self, env_id: int, first: int, stop: int, end: int, notes: Notebook
-    ) -> int:
+    def _check(self, env_id: int, first: int, stop: int, end: int, notes: Notebook) -> int:
         """Check some rows of one environment; return where their values end."""
         count = stop - first
         # Heads of after the rows were read, and no tail: a writer may have raised both
@@ -165,9 +166,7 @@ class ValueCheck:
         in_heap = np.ones(count, np.bool_)
         if self._store is not None:
             in_heap = ~self._store.sealed(self._rows_of(env_id, first, stop))
-        oldest = max(
-            int(limits[env_id]) - self._metadata.ring.slots, int(tails[env_id])
-        )
+        oldest = max(int(limits[env_id]) - self._metadata.ring.slots, int(tails[env_id]))
         for at in range(max(0, oldest - first), stop - first):
             for number, (path, field) in enumerate(self._values.fields.items()):
                 references: References = records[path]
@@ -176,16 +175,17 @@ class ValueCheck:
                     lowest = max(end, int(heap_tails[env_id]) if in_heap[at] else 0)
                     if begin < lowest:
                         wrong[at, number] = (
-                            f"its value must begin at heap position {lowest} or later, "
-                            f"got {begin}"
+                            f"its value must begin at heap position {lowest} or later, got {begin}"
                         )
                     end = begin + int(nbytes_of(references[at : at + 1], field)[0])
                 if wrong[at, number] is not None:
                     notes.note(
-                        "value", self._where, None,
+                        "value",
+                        self._where,
+                        None,
                         f"field {path!r} of environment {env_id}, position "
                         f"{first + at}: {wrong[at, number]}",
-                    )  # fmt: skip
+                    )
         return end
 
     def _rows_of(self, env_id: int, first: int, stop: int) -> Array:
@@ -204,9 +204,12 @@ class ValueCheck:
         heap_heads = np.full(count, self._commit.heap_heads()[env_id])
         for number, (path, field) in enumerate(fields.items()):
             references, data, illegal = store.take_values(
-                path, rows, np.zeros(count, np.int64), heap_heads,
+                path,
+                rows,
+                np.zeros(count, np.int64),
+                heap_heads,
                 lambda nbytes: np.empty(nbytes, np.uint8),
-            )  # fmt: skip
+            )
             notes.read(len(data))
             records[path] = references
             nbytes = nbytes_of(references, field)
@@ -216,7 +219,5 @@ class ValueCheck:
                     f"the checksum of its value must be {references['crc'][at]:08x}, "
                     f"got {sums[at]:08x}"
                 )
-            wrong[illegal, number] = (
-                "its reference leads to no value, or to one of another length"
-            )
+            wrong[illegal, number] = "its reference leads to no value, or to one of another length"
         return records, wrong

@@ -29,20 +29,27 @@ TRAININGS = {
     "sb3 HER": ("HER", {}, 40),
     "skrl": (
         "DDPG",
-        {"options": {"batch_size": 32, "learning_starts": 40, "random_timesteps": 0,
-                     "experiment": QUIET}},
+        {
+            "options": {
+                "batch_size": 32,
+                "learning_starts": 40,
+                "random_timesteps": 0,
+                "experiment": QUIET,
+            }
+        },
         40,
     ),
     "velora": ("NeuroFlow", {}, 3),
     "pytorchrl": (
         "pytorchrl DDPG",
-        {"options": TASKS["pytorchrl DDPG"]["options"] | {
-            "start_steps": 60, "update_every": 10, "num_updates": 5,
-            "mini_batch_size": 32}},
+        {
+            "options": TASKS["pytorchrl DDPG"]["options"]
+            | {"start_steps": 60, "update_every": 10, "num_updates": 5, "mini_batch_size": 32}
+        },
         40,
     ),
     "tmrl": ("tmrl", {}, 40),
-}  # fmt: skip
+}
 
 
 class Log:
@@ -59,9 +66,7 @@ class Log:
 def records(path):
     """What is in a log; a last record that a kill cut off is not."""
     data, found = path.read_bytes(), []
-    while len(data) >= 4 and len(data) >= 4 + (
-        size := int.from_bytes(data[:4], "little")
-    ):
+    while len(data) >= 4 and len(data) >= 4 + (size := int.from_bytes(data[:4], "little")):
         found.append(pickle.loads(data[4 : 4 + size]))
         data = data[4 + size :]
     return found
@@ -108,9 +113,8 @@ def of_sb3(obs, next_obs, action, reward, done, infos):
 
 def of_skrl(**tensors):
     return [
-        {name: array(value).reshape(-1) for name, value in tensors.items()
-         if value is not None}
-    ]  # fmt: skip
+        {name: array(value).reshape(-1) for name, value in tensors.items() if value is not None}
+    ]
 
 
 VELORA = ("states", "actions", "rewards", "next_states", "dones", "hiddens")
@@ -129,9 +133,12 @@ def many_of_velora(*columns):
 
 def of_pytorchrl(sample):
     return [
-        {name: array(value).reshape(-1) for name, value in sample.items()
-         if hasattr(value, "shape")}
-    ]  # fmt: skip
+        {
+            name: array(value).reshape(-1)
+            for name, value in sample.items()
+            if hasattr(value, "shape")
+        }
+    ]
 
 
 TMRL = ("act", "obs/0", "reward", "terminated", "truncated")
@@ -139,10 +146,12 @@ TMRL = ("act", "obs/0", "reward", "terminated", "truncated")
 
 def of_tmrl(buffer):
     return [
-        {f"observation/{name}": array(value)
-         for name, value in zip(TMRL, (act, obs[0], *others), strict=True)}
+        {
+            f"observation/{name}": array(value)
+            for name, value in zip(TMRL, (act, obs[0], *others), strict=True)
+        }
         for act, obs, *others, _ in buffer.memory
-    ]  # fmt: skip
+    ]
 
 
 ADDS = {
@@ -150,34 +159,36 @@ ADDS = {
     "HER": ("mmreplay.adapters.sb3", "HerReplayBuffer", {"add": of_sb3}),
     "skrl": ("mmreplay.adapters.skrl", "RandomMemory", {"add_samples": of_skrl}),
     "velora": (
-        "mmreplay.adapters.velora", "ReplayBuffer",
+        "mmreplay.adapters.velora",
+        "ReplayBuffer",
         {"add": of_velora, "add_multi": many_of_velora},
     ),
     "pytorchrl": (
-        "mmreplay.adapters.pytorchrl", "ReplayBuffer",
+        "mmreplay.adapters.pytorchrl",
+        "ReplayBuffer",
         {"insert_transition": of_pytorchrl},
     ),
-    "tmrl": (
-        "mmreplay.adapters.tmrl", "GenericTorchMemory", {"append_buffer": of_tmrl},
-    ),
-}  # fmt: skip
+    "tmrl": ("mmreplay.adapters.tmrl", "GenericTorchMemory", {"append_buffer": of_tmrl}),
+}
 
 
 def hindsight(task, seed, ring, notes):
     """Stable-Baselines3's SAC with hindsight, in its own environment of goals."""
     sb3 = import_module("stable_baselines3")
-    env = import_module("stable_baselines3.common.envs").BitFlippingEnv(
-        n_bits=4, continuous=True
-    )
+    env = import_module("stable_baselines3.common.envs").BitFlippingEnv(n_bits=4, continuous=True)
     if task["saved"] is not None:
         model = sb3.SAC.load(task["saved"] / "agent", env=env, device="cpu")
     else:
         model = sb3.SAC(
-            "MultiInputPolicy", env, seed=seed, device="cpu",
-            policy_kwargs={"net_arch": [32]}, **SMALL,
+            "MultiInputPolicy",
+            env,
+            seed=seed,
+            device="cpu",
+            policy_kwargs={"net_arch": [32]},
+            **SMALL,
             replay_buffer_class=import_module("mmreplay.adapters.sb3").HerReplayBuffer,
             replay_buffer_kwargs={"path": ring, "resume": True},
-        )  # fmt: skip
+        )
     return SimpleNamespace(
         learn=lambda steps: model.learn(steps, reset_num_timesteps=False),
         save=lambda folder: model.save(folder / "agent"),
@@ -249,21 +260,23 @@ def tmrl(task, seed, ring, notes):
             20_000, 32, nb_steps=nb_steps, device=device, path=ring, resume=True
         ),
         training_agent_cls=lambda **spaces: agent_of(
-            **spaces,
-            model_cls=lambda seen, acts: models.MLPActorCritic(seen, acts, (32, 32)),
+            **spaces, model_cls=lambda seen, acts: models.MLPActorCritic(seen, acts, (32, 32))
         ),
-        rounds=1, steps=40, update_model_interval=20, update_buffer_interval=5,
-        start_training=40, sleep_between_buffer_retrieval_attempts=0.0, device="cpu",
-    )  # fmt: skip
+        rounds=1,
+        steps=40,
+        update_model_interval=20,
+        update_buffer_interval=5,
+        start_training=40,
+        sleep_between_buffer_retrieval_attempts=0.0,
+        device="cpu",
+    )
     if task["saved"] is not None:
         state = torch.load(task["saved"] / "agent.pt")
         trainer.agent.model.load_state_dict(state)
     worker = Worker()
     return SimpleNamespace(
         learn=lambda steps: trainer.run_epoch(worker),
-        save=lambda folder: torch.save(
-            trainer.agent.model.state_dict(), folder / "agent.pt"
-        ),
+        save=lambda folder: torch.save(trainer.agent.model.state_dict(), folder / "agent.pt"),
     )
 
 

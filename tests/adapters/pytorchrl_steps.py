@@ -25,9 +25,7 @@ class Scaler:
 def actor(recurrent=False, actions=None, reward_function=None):
     space = SimpleNamespace() if actions is None else Discrete(actions)
     model = SimpleNamespace(standard_scaler=Scaler(), reward_function=reward_function)
-    return SimpleNamespace(
-        is_recurrent=recurrent, action_space=space, dynamics_model=model
-    )
+    return SimpleNamespace(is_recurrent=recurrent, action_space=space, dynamics_model=model)
 
 
 def recurrent_actor(overlap=0.4):

@@ -27,10 +27,12 @@ class Skrl:
         self.memory = skrl.RandomMemory(40, envs, "cpu", path=path, seed=0)
         self.envs = envs
         for name, size, dtype in (
-            ("observations", 5, torch.float32), ("rewards", 1, torch.float32),
-            ("next_observations", 5, torch.float32), ("terminated", 1, torch.bool),
+            ("observations", 5, torch.float32),
+            ("rewards", 1, torch.float32),
+            ("next_observations", 5, torch.float32),
+            ("terminated", 1, torch.bool),
             ("half", 3, torch.bfloat16 if envs == 2 else torch.float16),
-        ):  # fmt: skip
+        ):
             self.memory.create_tensor(name, size, dtype)
 
     def step(self, rng):
@@ -61,9 +63,11 @@ class Alf:
     def __init__(self, path, envs):
         self.envs = envs
         spec = Row(
-            torch.zeros((), dtype=torch.int32), torch.zeros(()), torch.zeros(()),
+            torch.zeros((), dtype=torch.int32),
+            torch.zeros(()),
+            torch.zeros(()),
             {"a": torch.zeros(3), "b": (torch.zeros(2, dtype=torch.uint8),)},
-        )  # fmt: skip
+        )
         self.buffer = alf.ReplayBuffer(spec, envs, 40, path=path)
 
     def step(self, rng):
@@ -73,9 +77,7 @@ class Alf:
         told = torch.from_numpy(rng.random((self.envs, 3), np.float32))
         discount = torch.from_numpy((rng.random(self.envs) < 0.8).astype("f4"))
         small = torch.from_numpy(rng.integers(0, 9, (self.envs, 2)).astype("u1"))
-        return Row(
-            torch.from_numpy(kind), discount, told[:, 0], {"a": told, "b": (small,)}
-        )
+        return Row(torch.from_numpy(kind), discount, told[:, 0], {"a": told, "b": (small,)})
 
     def add(self, step):
         assert self.buffer.add_batch(step)
@@ -84,9 +86,7 @@ class Alf:
         yield step._replace(reward=torch.zeros(self.envs + 1))
         yield step._replace(parts={"a": step.parts["a"]})
         yield step._replace(parts=step.parts | {"a": torch.zeros(self.envs, 4)})
-        yield step._replace(
-            parts=step.parts | {"b": (torch.full((self.envs, 2), 0.5),)}
-        )
+        yield step._replace(parts=step.parts | {"b": (torch.full((self.envs, 2), 0.5),)})
 
     def close(self):
         self.buffer.close()
@@ -97,10 +97,7 @@ class Pytorchrl:
 
     def __init__(self, path, envs):
         self.envs = envs
-        actor, algorithm = (
-            SimpleNamespace(is_recurrent=False),
-            SimpleNamespace(gamma=0.9),
-        )
+        actor, algorithm = (SimpleNamespace(is_recurrent=False), SimpleNamespace(gamma=0.9))
         make = pytorchrl.NStepReplayBuffer.create_factory(40, 2, path=path)
         self.storage = make("cpu", actor, algorithm, None)
 
@@ -110,10 +107,15 @@ class Pytorchrl:
 
         hidden = torch.zeros(self.envs, 4)
         return {
-            "Observation": some(5), "RecurrentHiddenStates": hidden, "Done": some(1),
-            "Action": some(2), "Reward": some(1), "NextObservation": some(5),
-            "NextRecurrentHiddenStates": hidden, "NextDone": (some(1) < 0.1).float(),
-        }  # fmt: skip
+            "Observation": some(5),
+            "RecurrentHiddenStates": hidden,
+            "Done": some(1),
+            "Action": some(2),
+            "Reward": some(1),
+            "NextObservation": some(5),
+            "NextRecurrentHiddenStates": hidden,
+            "NextDone": (some(1) < 0.1).float(),
+        }
 
     def add(self, step):
         self.storage.insert_transition(step)
@@ -163,9 +165,7 @@ class Pixels(Skrl):
 
     def __init__(self, path, envs):
         super().__init__(path, envs)
-        self.memory.create_tensor(
-            "frames", self.SIZE, torch.uint8, keep_dimensions=True
-        )
+        self.memory.create_tensor("frames", self.SIZE, torch.uint8, keep_dimensions=True)
 
     def step(self, rng):
         frames = rng.integers(0, 255, (self.envs, *self.SIZE)).astype(np.uint8)
@@ -233,9 +233,7 @@ def test_a_refused_step_of_alf_leaves_nothing_that_hides_a_beginning(tmp_path):
 
     add(0, 0)
     add(1, 1)
-    with pytest.raises(
-        RefusedError, match=r"of shape \[1\] must have a row for each of 2"
-    ):
+    with pytest.raises(RefusedError, match=r"of shape \[1\] must have a row for each of 2"):
         add(1, dtype=torch.int64)  # of the same bytes as the next one
     add(1, 0)
     batch = face.buffer._own.buffer.gather_all()
@@ -313,8 +311,6 @@ def test_ends_without_axes_take_no_axis(tmp_path, envs):
     now, none = torch.zeros(envs, 3), torch.zeros(envs, dtype=torch.bool)
     for _ in range(20):
         memory.add_samples(observations=now, terminated=none)
-        with pytest.raises(
-            SchemaError, match=r"be \[n, \], or one sample without n, got shape"
-        ):
+        with pytest.raises(SchemaError, match=r"be \[n, \], or one sample without n, got shape"):
             memory.add_samples(observations=now, terminated=none[:, None])
     memory.home.close()

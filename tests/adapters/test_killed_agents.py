@@ -30,10 +30,20 @@ def library_of(name):
 def started(name, folder, steps):
     with (folder / "said").open("a") as said:
         return subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.adapters.killed_agents",
-             name, folder, str(steps)],
-            stdout=subprocess.DEVNULL, stderr=said, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.adapters.killed_agents",
+                name,
+                folder,
+                str(steps),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            cwd=Path(__file__).parents[2],
+        )
 
 
 def added(log):

@@ -21,12 +21,7 @@ from mmreplay.buffer import new_generation
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.disk.lock import WriterLock
-from mmreplay.errors import (
-    AutoresetWarning,
-    FailedError,
-    FormatError,
-    SchemaError,
-)
+from mmreplay.errors import AutoresetWarning, FailedError, FormatError, SchemaError
 
 SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
 
@@ -85,8 +80,9 @@ def test_another_capacity_names_resize_and_leaves_the_folder_as_it_is(tmp_path, 
     home.close()
     done = subprocess.run(
         [sys.executable, "-m", "mmreplay", "resize", str(home.path), "20"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     ring = again.ring(SCHEMA, 20, size_name="steps")
     assert (ring.capacity, len(ring)) == (20, 3)
@@ -98,9 +94,7 @@ SYSTEMS = ["skrl", "rofunc", "alf-own", "tmrl", "velora", "pytorchrl", "sb3"]
 
 @pytest.mark.parametrize("maker", SYSTEMS)
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_buffer_of_another_adapter_is_refused_and_left_as_it_is(
-    tmp_path, maker, system
-):
+def test_a_buffer_of_another_adapter_is_refused_and_left_as_it_is(tmp_path, maker, system):
     home = BufferLocation(maker, tmp_path / "ring")
     filled(home)
     home.close()
@@ -142,16 +136,10 @@ def test_a_buffer_of_other_fields_is_not_resumed(tmp_path):
     again.close()
 
 
-def test_without_a_path_buffers_are_numbered_under_the_folder_named(
-    tmp_path, monkeypatch
-):
+def test_without_a_path_buffers_are_numbered_under_the_folder_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
     monkeypatch.setattr(location, "_numbers", {})
-    found = [
-        BufferLocation("any").path,
-        BufferLocation("any").path,
-        BufferLocation("other").path,
-    ]
+    found = [BufferLocation("any").path, BufferLocation("any").path, BufferLocation("other").path]
     assert found == [tmp_path / "any-0", tmp_path / "any-1", tmp_path / "other-0"]
     # As another process: it finds what nobody uses any more.
     monkeypatch.setattr(location, "_numbers", {})
@@ -174,9 +162,12 @@ def test_without_a_path_buffers_are_numbered_under_the_folder_named(
 def process(code, **env):
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=env,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
 
 
 MAKING = """
@@ -308,9 +299,12 @@ def test_a_temporary_folder_is_removed_at_exit(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        check=True, capture_output=True, text=True, timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={"TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert (done.stdout, done.stderr) == ("True\n", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -344,9 +338,7 @@ def test_a_buffer_in_a_temporary_folder_is_not_pickled(tmp_path, monkeypatch):
     # Nothing is lost of one that holds nothing.
     assert pickle.loads(pickle.dumps(home)).path != home.path
     filled(home)
-    with pytest.raises(
-        FormatError, match=r"which is removed at exit\. Pass path=, or set"
-    ):
+    with pytest.raises(FormatError, match=r"which is removed at exit\. Pass path=, or set"):
         pickle.dumps(home)
     home.close()
 
@@ -357,9 +349,7 @@ def test_a_pickle_of_a_folder_that_was_moved_is_refused(tmp_path):
     data = pickle.dumps(home)
     home.close()
     (tmp_path / "ring").rename(tmp_path / "elsewhere")
-    with pytest.raises(
-        FormatError, match="no longer holds the buffer that was pickled"
-    ):
+    with pytest.raises(FormatError, match="no longer holds the buffer that was pickled"):
         pickle.loads(data)
 
 
@@ -380,14 +370,9 @@ def of_velora(path):
 
 def of_tmrl(path):
     memory = tmrl.GenericTorchMemory(8, 4, path=path, act_buf_len=1)
-    rows = [
-        (np.float32([n]), np.float32([n]), float(n), n == 5, False, {})
-        for n in range(11)
-    ]
+    rows = [(np.float32([n]), np.float32([n]), float(n), n == 5, False, {}) for n in range(11)]
     stats = dict.fromkeys(STATS, 7.0)
-    memory.append(
-        type("Buffer", (), {"__len__": lambda _: 11, "memory": rows} | stats)()
-    )
+    memory.append(type("Buffer", (), {"__len__": lambda _: 11, "memory": rows} | stats)())
     return memory
 
 

@@ -47,9 +47,7 @@ def test_what_was_added_is_there_again(tmp_path):
     memory.home.close()
     with pytest.raises(FormatError, match="resume=True"):
         skrl.Memory(5, 2, path=tmp_path / "ring")
-    with pytest.raises(
-        SchemaError, match=r"\(memory_size, num_envs\) \(6, 2\), got \(5, 2\)"
-    ):
+    with pytest.raises(SchemaError, match=r"\(memory_size, num_envs\) \(6, 2\), got \(5, 2\)"):
         skrl.Memory(6, 2, path=tmp_path / "ring", resume=True)
     again = skrl.Memory(5, 2, device="cpu", path=tmp_path / "ring", resume=True)
     assert_same(declared(again), oracle)
@@ -76,8 +74,10 @@ os.kill(os.getpid(), 9)
 def test_a_process_that_is_killed_loses_no_sample(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "ring")],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     oracle = Oracle(5, 3)
     oracle.add(0, 26)
@@ -131,9 +131,7 @@ def test_a_tensor_is_declared_once(tmp_path):
     assert not memory.create_tensor("b", None)
     assert memory.create_tensor("k", [2, 2], keep_dimensions=True)
     assert not memory.create_tensor("k", (2, 2), keep_dimensions=True)
-    with pytest.raises(
-        SchemaError, match=r"as \[3\] torch\.float32 already, got \[4\] None\."
-    ):
+    with pytest.raises(SchemaError, match=r"as \[3\] torch\.float32 already, got \[4\] None\."):
         memory.create_tensor("a", 4)
     with pytest.raises(ValueError, match=r"is declared as .* already"):
         memory.create_tensor("a", 3, torch.int8)
@@ -146,24 +144,32 @@ def test_every_space_has_its_size(tmp_path):
     spaces = pytest.importorskip("gymnasium").spaces
     box = spaces.Box(-1, 1, (2, 3))
     cases = [
-        (7, 7), (2.0, 2), ((2, 3), 6), ([4], 4), (box, 6), (spaces.Discrete(5), 1),
-        (spaces.MultiDiscrete([3, 4]), 2), (spaces.MultiBinary([2, 2]), 4),
+        (7, 7),
+        (2.0, 2),
+        ((2, 3), 6),
+        ([4], 4),
+        (box, 6),
+        (spaces.Discrete(5), 1),
+        (spaces.MultiDiscrete([3, 4]), 2),
+        (spaces.MultiBinary([2, 2]), 4),
         (spaces.Tuple((box, spaces.Discrete(2))), 7),
         (spaces.Dict({"a": box, "b": spaces.Dict({"c": spaces.MultiBinary(4)})}), 10),
         (type("Box", (), {"shape": (5,)})(), 5),  # gym's, told by its name
-    ]  # fmt: skip
+    ]
     for number, (space, size) in enumerate(cases):
         memory = rofunc.Memory(2, device="cpu")
         memory.create_tensor(f"t{number}", space)
         assert memory.get_tensor_by_name(f"t{number}").shape == (2, 1, size)
-    with pytest.raises(
-        SchemaError, match="size must be a number, a sequence of axes, or"
-    ):
+    with pytest.raises(SchemaError, match="size must be a number, a sequence of axes, or"):
         rofunc.Memory(2).create_tensor("t", "box")
     shapes = [
-        (4, (4,)), (2.0, (2,)), ([2, 3], (2, 3)), (box, (2, 3)),
-        (spaces.Discrete(5), (1,)), (spaces.MultiBinary([2, 2]), (2, 2)),
-    ]  # fmt: skip
+        (4, (4,)),
+        (2.0, (2,)),
+        ([2, 3], (2, 3)),
+        (box, (2, 3)),
+        (spaces.Discrete(5), (1,)),
+        (spaces.MultiBinary([2, 2]), (2, 2)),
+    ]
     for space, shape in shapes:
         memory = rofunc.Memory(2, device="cpu")
         memory.create_tensor("t", space, keep_dimensions=True)
@@ -181,16 +187,11 @@ def test_the_size_of_a_memory_does_not_change(kind, name, value):
     setattr(memory, name, known)
     for count in range(2):
         with pytest.raises(
-            SchemaError,
-            match=rf"^{name} cannot .* made with {known}, got {value}\..*another",
+            SchemaError, match=rf"^{name} cannot .* made with {known}, got {value}\..*another"
         ):
             setattr(memory, name, value)
         memory.add_samples(**samples(2 * count, 2))
-        assert (memory.memory_size, memory.num_envs, len(memory)) == (
-            4,
-            2,
-            2 + 2 * count,
-        )
+        assert (memory.memory_size, memory.num_envs, len(memory)) == (4, 2, 2 + 2 * count)
     assert memory.get_tensor_by_name("rewards").shape == (4, 2, 1)
 
 
@@ -201,9 +202,7 @@ def test_a_pickled_memory_refuses_a_folder_that_was_resized(tmp_path):
     memory.home.close()
     with mr.ReplayBuffer.open(tmp_path / "ring", mode="r+") as ring:
         ring.resize(8)
-    with pytest.raises(
-        SchemaError, match=r"\(memory_size, num_envs\) \(4, 1\), got \(8, 1\)"
-    ):
+    with pytest.raises(SchemaError, match=r"\(memory_size, num_envs\) \(4, 1\), got \(8, 1\)"):
         pickle.loads(kept)
 
 
@@ -222,9 +221,7 @@ def test_a_pickled_memory_refuses_a_folder_that_was_resized(tmp_path):
     ],
 )
 @pytest.mark.parametrize("kind", [skrl.RandomMemory, rofunc.RandomMemory])
-def test_arguments_that_make_no_sense_are_refused_by_name(
-    tmp_path, kind, options, match
-):
+def test_arguments_that_make_no_sense_are_refused_by_name(tmp_path, kind, options, match):
     with pytest.raises(SchemaError, match=f"^{match}"):
         kind(4, 2, "cpu", path=tmp_path / "ring", **options)
     assert not (tmp_path / "ring").exists()
@@ -248,9 +245,7 @@ def test_draws_that_make_no_sense_are_refused_by_name(options, match):
 
 
 def test_a_dtype_that_is_not_of_torch_is_refused_by_name():
-    with pytest.raises(
-        SchemaError, match=r"dtype must be a torch\.dtype, got 'float32'"
-    ):
+    with pytest.raises(SchemaError, match=r"dtype must be a torch\.dtype, got 'float32'"):
         skrl.Memory(4).create_tensor("a", 1, "float32")
 
 
@@ -294,9 +289,7 @@ def test_a_device_stays_where_the_original_parses_none(monkeypatch, tmp_path, ki
         for device in ("cuda:99", torch.device("cuda:99"), "cpu"):
             memory = kind(4, device=device, path=tmp_path / "ring")
             assert memory.device == torch.device(device)
-        assert kind(4).device == (
-            torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        )
+        assert kind(4).device == (torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
         memory = kind(4, device="cuda:99", path=tmp_path / "ring")
     with pytest.raises(SchemaError, match=r"^device: cannot use 'cuda:99' \(.*\)\. Ma"):
         memory.create_tensor("a", 2)
@@ -333,15 +326,7 @@ def test_replacement_is_the_seventh_argument():
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bool,
-        torch.uint8,
-        torch.int32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float64,
-    ],
+    "dtype", [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float64]
 )
 def test_dtypes_are_preserved(tmp_path, dtype):
     memory = skrl.Memory(4, 2, device="cpu", path=tmp_path / "ring")
@@ -370,24 +355,21 @@ def test_names_of_roles_are_free(tmp_path):
 def test_episodes_are_visible_to_every_opener_of_the_folder(tmp_path):
     memory = skrl.Memory(50, 2, device="cpu", path=tmp_path / "ring")
     for name, size, dtype in (
-        ("observations", 3, None), ("next_observations", 3, None), ("rewards", 1, None),
+        ("observations", 3, None),
+        ("next_observations", 3, None),
+        ("rewards", 1, None),
         ("terminated", 1, torch.bool),
-    ):  # fmt: skip
+    ):
         memory.create_tensor(name, size, dtype)
     for number in range(20):
         given = samples(2 * number, 2)
         del given["actions"]
         given["next_observations"] = given["observations"] + 2
         memory.add_samples(**given)
-    with mr.ReplayBuffer.open(
-        tmp_path / "ring", transforms=[mr.NStep(3, gamma=0.5)]
-    ) as reader:
+    with mr.ReplayBuffer.open(tmp_path / "ring", transforms=[mr.NStep(3, gamma=0.5)]) as reader:
         batch = reader.sample(100)
         numbers = batch["observations"][:, 0].astype(int)
-        ends = [
-            next(n for n in range(i, i + 5, 2) if n % 5 == 4 or n >= i + 4)
-            for i in numbers
-        ]
+        ends = [next(n for n in range(i, i + 5, 2) if n % 5 == 4 or n >= i + 4) for i in numbers]
         np.testing.assert_array_equal(batch["next_observations"][:, 0] - 2, ends)
     memory.home.close()
 
@@ -395,9 +377,7 @@ def test_episodes_are_visible_to_every_opener_of_the_folder(tmp_path):
 def test_on_policy_agents_write_back(tmp_path):
     memory = declared(skrl.Memory(6, 2, device="cpu", path=tmp_path / "ring"))
     memory.create_tensor("late", 2)
-    with pytest.raises(
-        EmptyError, match="tensor 'values': the memory has no samples to"
-    ):
+    with pytest.raises(EmptyError, match="tensor 'values': the memory has no samples to"):
         memory.set_tensor_by_name("values", torch.zeros(6, 2, 1))
     for first in range(0, 8, 2):
         memory.add_samples(**samples(first, 2), values=torch.ones(2, 1))

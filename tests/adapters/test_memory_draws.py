@@ -14,12 +14,8 @@ from tests.adapters.memory_oracle import NAMES, Oracle, declared, samples
 @pytest.mark.parametrize("kind", [skrl.RandomMemory, rofunc.RandomMemory])
 @pytest.mark.parametrize("replacement", [True, False])
 def test_draws_are_samples_that_are_there(tmp_path, kind, replacement):
-    memory = declared(
-        kind(6, 2, device="cpu", path=tmp_path / "ring", replacement=replacement)
-    )
-    with pytest.raises(
-        EmptyError, match=r"cannot draw 4 samples from an empty memory\."
-    ):
+    memory = declared(kind(6, 2, device="cpu", path=tmp_path / "ring", replacement=replacement))
+    with pytest.raises(EmptyError, match=r"cannot draw 4 samples from an empty memory\."):
         memory.sample(NAMES, 4)
     oracle = Oracle(6, 2)
     for first in range(0, 16, 2):
@@ -48,9 +44,7 @@ def test_sequences_never_go_from_the_newest_to_the_oldest(tmp_path):
     assert memory.sampling_indexes.tolist() == [n % 6 for n in numbers.flatten().int()]
     with pytest.raises(EmptyError):
         memory.sample(["observations"], 1, sequence_length=7)
-    with pytest.raises(
-        ValueError, match="sequence_length must be an integer of at least 1, got 0"
-    ):
+    with pytest.raises(ValueError, match="sequence_length must be an integer of at least 1, got 0"):
         memory.sample(["observations"], 1, sequence_length=0)
     memory.home.close()
 
@@ -59,20 +53,7 @@ def test_two_environments_expand_a_sequence_by_two_cells(tmp_path):
     memory = declared(skrl.RandomMemory(6, 2, device="cpu", path=tmp_path / "ring"))
     for first in range(0, 12, 2):
         memory.add_samples(**samples(first, 2))
-    assert memory.all_sequence_indexes.tolist() == [
-        0,
-        2,
-        4,
-        6,
-        8,
-        10,
-        1,
-        3,
-        5,
-        7,
-        9,
-        11,
-    ]
+    assert memory.all_sequence_indexes.tolist() == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]
     memory.sample(NAMES, 8, sequence_length=3)
     cells = memory.sampling_indexes.reshape(-1, 3)
     assert (cells == cells[:, :1] + torch.tensor([0, 2, 4])).all()
@@ -90,8 +71,10 @@ def test_mini_batches_lose_nothing(tmp_path):
         assert torch.cat([part[0] for part in parts])[:, 0].tolist() == list(order)
         assert parts[0][1] is None
     assert [len(p[0]) for p in memory.sample_by_index(["rewards"], range(12), 7)] == [
-        *[2] * 5, 1, 1,
-    ]  # fmt: skip
+        *[2] * 5,
+        1,
+        1,
+    ]
     memory.home.close()
 
 
@@ -117,9 +100,7 @@ def test_samples_are_had_by_any_kind_of_index(tmp_path):
     for indexes in (mask, torch.from_numpy(mask)):
         (found,) = memory.sample_by_index(["observations"], indexes)
         assert found[0][:, 0].tolist() == [1, 5]
-    with pytest.raises(
-        IndexError, match=r"indexes: a mask must have the shape \[12\], one"
-    ):
+    with pytest.raises(IndexError, match=r"indexes: a mask must have the shape \[12\], one"):
         memory.sample_by_index(["observations"], [True, False])
     for indexes in ([8], [-1], [12]):
         with pytest.raises(StaleError):
@@ -163,10 +144,15 @@ def test_what_is_saved_loads(tmp_path, suffix):
 def test_a_memory_is_saved_each_time_it_is_full(tmp_path):
     memory = declared(
         skrl.Memory(
-            3, 1, "cpu", export=True, export_format="npz",
-            export_directory=str(tmp_path / "a" / "b"), path=tmp_path / "ring",
+            3,
+            1,
+            "cpu",
+            export=True,
+            export_format="npz",
+            export_directory=str(tmp_path / "a" / "b"),
+            path=tmp_path / "ring",
         )
-    )  # fmt: skip
+    )
     memory.add_samples(**samples(0, 7))
     files = sorted((tmp_path / "a" / "b" / "memories").iterdir())
     found = [np.load(file)["observations"][:, 0, 0].tolist() for file in files]
@@ -179,10 +165,15 @@ def test_a_memory_is_saved_each_time_it_is_full(tmp_path):
 def test_both_of_rofuncs_words_write_npz(tmp_path, kind, word):
     memory = declared(
         kind(
-            3, 1, "cpu", export=True, export_format=word,
-            export_directory=str(tmp_path), path=tmp_path / "ring",
+            3,
+            1,
+            "cpu",
+            export=True,
+            export_format=word,
+            export_directory=str(tmp_path),
+            path=tmp_path / "ring",
         )
-    )  # fmt: skip
+    )
     assert memory.export_format == word
     memory.add_samples(**samples(0, 3))
     memory.save(str(tmp_path), word)
@@ -194,9 +185,7 @@ def test_both_of_rofuncs_words_write_npz(tmp_path, kind, word):
 
 
 def test_an_unknown_format_is_refused_at_once(tmp_path):
-    with pytest.raises(
-        SchemaError, match=r"Unsupported export format 'np'\. Pass one of"
-    ):
+    with pytest.raises(SchemaError, match=r"Unsupported export format 'np'\. Pass one of"):
         skrl.Memory(3, export_format="np")
     with pytest.raises(SchemaError, match=r"format 'xls'\. Pass one of .*csv, np;"):
         rofunc.Memory(3, export_format="xls")

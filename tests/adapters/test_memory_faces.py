@@ -47,9 +47,7 @@ def test_a_whole_row_of_another_face_is_refused_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_add_that_was_interrupted_is_counted_where_its_rows_are(
-    tmp_path, monkeypatch, count
-):
+def test_an_add_that_was_interrupted_is_counted_where_its_rows_are(tmp_path, monkeypatch, count):
     memory, oracle = memory_at(tmp_path / "ring"), Oracle(5, 2)
     memory.add_samples(**samples(0, 2))
     add = mr.ReplayBuffer.add

@@ -25,9 +25,7 @@ def saved(memory, folder, suffix):
 
 @pytest.mark.parametrize("suffix", ["pt", "npz", "csv"])
 @pytest.mark.parametrize(("name", "size"), [("a", 2), ("b", 2), ("b", 8), ("b", 3)])
-def test_a_tensor_of_another_size_is_not_read_as_fewer_or_more(
-    tmp_path, suffix, name, size
-):
+def test_a_tensor_of_another_size_is_not_read_as_fewer_or_more(tmp_path, suffix, name, size):
     memory = skrl.Memory(4, 2, device="cpu")
     memory.create_tensor("a", 1)
     memory.create_tensor("b", 4)

@@ -71,16 +71,30 @@ def test_every_public_name_of_the_documents_is_here(kind):
 
 def test_tuples_and_dataclasses_have_the_fields_of_the_originals():
     assert alf.BatchInfo._fields == (
-        "env_ids", "positions", "importance_weights", "replay_buffer",
+        "env_ids",
+        "positions",
+        "importance_weights",
+        "replay_buffer",
         "discounted_return",
-    )  # fmt: skip
+    )
     assert list(velora.BatchExperience.__dataclass_fields__) == [
-        "states", "actions", "rewards", "next_states", "dones", "hiddens",
-    ]  # fmt: skip
+        "states",
+        "actions",
+        "rewards",
+        "next_states",
+        "dones",
+        "hiddens",
+    ]
     assert pytorchrl.MBReplayBuffer.storage_tensors == (
-        "Observation", "RecurrentHiddenStates", "Done", "Action", "Reward",
-        "NextObservation", "NextRecurrentHiddenStates", "NextDone",
-    )  # fmt: skip
+        "Observation",
+        "RecurrentHiddenStates",
+        "Done",
+        "Action",
+        "Reward",
+        "NextObservation",
+        "NextRecurrentHiddenStates",
+        "NextDone",
+    )
 
 
 def without_its_top(patch):
@@ -103,11 +117,15 @@ PAIRS = [
     *(
         (getattr(pytorchrl, name), "pytorchrl.agent.storages", name)
         for name in (
-            "MBReplayBuffer", "ReplayBuffer", "NStepReplayBuffer", "PERBuffer",
-            "EREBuffer", "HERBuffer",
+            "MBReplayBuffer",
+            "ReplayBuffer",
+            "NStepReplayBuffer",
+            "PERBuffer",
+            "EREBuffer",
+            "HERBuffer",
         )
     ),
-]  # fmt: skip
+]
 INSIDE = {"get_priority", "get_sequence_priority", "copy_single_tensor"}
 """What pytorchrl's priorities and relabelled steps are made by; ours are made
 otherwise."""
@@ -166,9 +184,7 @@ def test_results_go_to_the_device_that_was_named(tmp_path):
     memory.create_tensor("a", 2)
     memory.add_samples(a=torch.ones(4, 2))
     assert devices(memory.sample(["a"], 2)) == {"meta"}
-    assert devices([memory.get_tensor_by_name("a"), memory.sample_all(["a"])]) == {
-        "meta"
-    }
+    assert devices([memory.get_tensor_by_name("a"), memory.sample_all(["a"])]) == {"meta"}
     memory.home.close()
     kept = velora.ReplayBuffer(4, 2, 1, 3, device="meta", path=tmp_path / "velora")
     kept.add_multi(*(np.ones((4, n), np.float32) for n in (2, 1, 1, 2, 1, 3)))

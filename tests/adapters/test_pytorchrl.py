@@ -6,21 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.pytorchrl import (
-    EREBuffer,
-    MBReplayBuffer,
-    PERBuffer,
-    ReplayBuffer,
-)
+from mmreplay.adapters.pytorchrl import EREBuffer, MBReplayBuffer, PERBuffer, ReplayBuffer
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from tests.adapters.pytorchrl_steps import (
-    KEYS,
-    actor,
-    numbers,
-    slice_of,
-    storages,
-    transition,
-)
+from tests.adapters.pytorchrl_steps import KEYS, actor, numbers, slice_of, storages, transition
 
 
 @pytest.fixture
@@ -63,9 +51,7 @@ def test_slices_are_clipped_as_pythons_are(make):
     assert found["Observation"].shape == (0, 2, 1)
     found = storage.get_data_slice(0, 8)
     assert found["IntrinsicReward"] is None
-    assert {array.dtype.name for array in found.values() if array is not None} == {
-        "float32"
-    }
+    assert {array.dtype.name for array in found.values() if array is not None} == {"float32"}
     found["Observation"][:] = 0
     assert numbers(storage.data) == list(range(8))
 
@@ -108,13 +94,10 @@ def test_a_tensor_put_among_the_data_gives_its_length_and_changes_no_row(make, k
     assert (storage.size, storage.step) == (3, 3)
     assert numbers(storage.data) == [0, 1, 2]
     with pytest.raises(
-        SchemaError,
-        match=r"Reward must have the shape \[steps, 2, 1\], got \[4, 1, 1\]",
+        SchemaError, match=r"Reward must have the shape \[steps, 2, 1\], got \[4, 1, 1\]"
     ):
         put(storage.data, "Reward", steps[:, :1])
-    with pytest.raises(
-        SchemaError, match=r"shape \[steps, num_proc, \.\.\.\], got \[4\]"
-    ):
+    with pytest.raises(SchemaError, match=r"shape \[steps, num_proc, \.\.\.\], got \[4\]"):
         put(storage.data, "IntrinsicReward", np.zeros(4))
 
 
@@ -177,8 +160,7 @@ def test_random_calls_are_those_of_a_list(make):
         if storage._ring is not None:
             assert numbers(storage.data) == rows
             assert (
-                numbers(storage.get_all_buffer_data())
-                == rows[len(rows) - min(since, len(rows)) :]
+                numbers(storage.get_all_buffer_data()) == rows[len(rows) - min(since, len(rows)) :]
             )
 
 
@@ -207,9 +189,7 @@ def test_slices_that_do_not_fit_are_refused_whole(make):
     storage = make()
     storage.insert_data_slice(slice_of(range(3)))
     uneven = slice_of(range(4)) | {"Reward": np.zeros((3, 1, 1), np.float32)}
-    with pytest.raises(
-        SchemaError, match="slice: all keys must have the same number of"
-    ):
+    with pytest.raises(SchemaError, match="slice: all keys must have the same number of"):
         storage.insert_data_slice(uneven)
     missing = transition(3)
     del missing["Action"]
@@ -217,26 +197,16 @@ def test_slices_that_do_not_fit_are_refused_whole(make):
         storage.insert_transition(missing)
     assert storage.size == 3
     with pytest.raises(SchemaError, match="keys must have one length"):
-        make(name="other").insert_transition(
-            transition(0) | {"Reward": torch.zeros(2, 1)}
-        )
+        make(name="other").insert_transition(transition(0) | {"Reward": torch.zeros(2, 1)})
 
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(
     ("key", "value", "match"),
     [
-        (
-            "Reward",
-            torch.tensor(1.0),
-            r"of the environments, got shapes \{'Reward':",
-        ),
+        ("Reward", torch.tensor(1.0), r"of the environments, got shapes \{'Reward':"),
         ("Reward", 1.0, r"of the environments, got shapes \{'Reward':"),
-        (
-            "NextDone",
-            torch.zeros(2),
-            r"a last axis of 1, got shape \[2\]\. Unsqueeze it\.",
-        ),
+        ("NextDone", torch.zeros(2), r"a last axis of 1, got shape \[2\]\. Unsqueeze it\."),
     ],
 )
 def test_values_that_lack_an_axis_are_refused(make, first, key, value, match):
@@ -266,10 +236,7 @@ def test_observations_of_dicts_come_out_as_dicts(make):
     def step(number):
         image = torch.full((2, 4, 4), number, dtype=torch.uint8)
         seen = {"image": image, "speed": torch.full((2, 1), float(number))}
-        return transition(number, envs=2) | {
-            "Observation": seen,
-            "NextObservation": seen,
-        }
+        return transition(number, envs=2) | {"Observation": seen, "NextObservation": seen}
 
     storage = make()
     storage.init_tensors(step(0))
@@ -347,9 +314,7 @@ def test_numbers_that_make_no_sense_are_refused_at_once(make):
     for size in (0, 1.5):
         with pytest.raises(SchemaError, match="size must be an integer of at least 1"):
             make(size=size)
-    with pytest.raises(
-        SchemaError, match="n_step must be an integer of at least 1, got"
-    ):
+    with pytest.raises(SchemaError, match="n_step must be an integer of at least 1, got"):
         make(PERBuffer, 10, 0)
     storage = make(MBReplayBuffer)
     storage.insert_transition(transition(0))

@@ -8,13 +8,7 @@ import torch
 
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer
 from mmreplay.errors import SchemaError
-from tests.adapters.pytorchrl_steps import (
-    actor,
-    numbers,
-    slice_of,
-    storages,
-    transition,
-)
+from tests.adapters.pytorchrl_steps import actor, numbers, slice_of, storages, transition
 
 
 @pytest.fixture
@@ -53,21 +47,15 @@ def drawn_of(storage):
         steps = torch.as_tensor(batch["n_step"]).expand(16, 1)
         for i in range(16):
             told = batch["NextObservation"][i], batch["Reward"][i], steps[i]
-            found[int(batch["Observation"][i])] = tuple(
-                round(float(x), 4) for x in told
-            )
+            found[int(batch["Observation"][i])] = tuple(round(float(x), 4) for x in told)
     return found
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [(NStepReplayBuffer, ()), (PERBuffer, (0.0, 0.6))]
-)
+@pytest.mark.parametrize(("kind", "options"), [(NStepReplayBuffer, ()), (PERBuffer, (0.0, 0.6))])
 def test_slices_of_two_collectors_are_not_summed_across(make, kind, options):
     storage = make(kind, 50, 3, *options)
     storage.insert_data_slice(slice_of(range(5)) | {"Reward": np.ones((5, 1, 1))})
-    storage.insert_data_slice(
-        slice_of(range(100, 105)) | {"Reward": np.ones((5, 1, 1))}
-    )
+    storage.insert_data_slice(slice_of(range(100, 105)) | {"Reward": np.ones((5, 1, 1))})
     for number in range(200, 206):
         storage.insert_transition(transition(number, reward=1.0))
     # What is missing is not summed, and n_step says by which power to discount.

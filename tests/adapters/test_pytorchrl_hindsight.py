@@ -57,9 +57,7 @@ def test_an_episode_is_inserted_again_but_for_its_last_step(make, envs):
     episodes(storage, 4, 3, envs=envs)
     episodes(storage, 1, envs=envs, first=7)
     storage.insert_transition(transition(8, envs, reward=1.0))
-    assert numbers(storage.data) == [
-        0, 1, 2, 3, 1000, 1001, 1002, 4, 5, 6, 1004, 1005, 7, 8,
-    ]  # fmt: skip
+    assert numbers(storage.data) == [0, 1, 2, 3, 1000, 1001, 1002, 4, 5, 6, 1004, 1005, 7, 8]
     assert (storage.size, storage.step) == (14, 14)
     rows = storage.get_data_slice(0, 14)
     for env in range(envs):
@@ -87,10 +85,18 @@ def test_the_default_function_changes_nothing(tmp_path):
     assert numbers(storage.data) == [0, 1, 2, 3, 0, 1, 2]
     (batch,) = storage.generate_batches(1, 20)
     assert set(batch) == {
-        "Observation", "RecurrentHiddenStates", "Done", "Action", "Reward",
-        "NextObservation", "NextRecurrentHiddenStates", "NextDone", "n_step", "idxs",
+        "Observation",
+        "RecurrentHiddenStates",
+        "Done",
+        "Action",
+        "Reward",
+        "NextObservation",
+        "NextRecurrentHiddenStates",
+        "NextDone",
+        "n_step",
+        "idxs",
         "ck",
-    }  # fmt: skip
+    }
     storage.close()
 
 
@@ -150,9 +156,7 @@ def test_arrays_and_dicts_of_arrays_are_accepted_and_returned(make):
     def step(number, done):
         image = torch.full((2, 4, 4), number, dtype=torch.uint8)
         seen = {"image": image, "goal": torch.full((2, 1), float(number))}
-        return transition(number, 2, done, 0.0) | {
-            "Observation": seen, "NextObservation": seen,
-        }  # fmt: skip
+        return transition(number, 2, done, 0.0) | {"Observation": seen, "NextObservation": seen}
 
     storage = make(her_function=function)
     for number in range(3):
@@ -190,9 +194,7 @@ def test_a_function_that_fails_is_named_and_loses_no_step(make, function, match)
 
 
 def test_a_function_that_is_none_is_refused_where_it_is_given(make):
-    with pytest.raises(
-        SchemaError, match=r"her_function must be a function of \(o, rhs,"
-    ):
+    with pytest.raises(SchemaError, match=r"her_function must be a function of \(o, rhs,"):
         HERBuffer.create_factory(50, 3)
     storage = make()
     with pytest.raises(SchemaError, match=r"^her_function must be .* got None"):
@@ -202,9 +204,7 @@ def test_a_function_that_is_none_is_refused_where_it_is_given(make):
 def test_a_transition_without_an_end_is_refused(make):
     storage, step = make(), transition(0)
     del step["NextDone"]
-    with pytest.raises(
-        SchemaError, match="transition: NextDone is missing, which says"
-    ):
+    with pytest.raises(SchemaError, match="transition: NextDone is missing, which says"):
         storage.insert_transition(step)
     assert storage.size == 0
 
@@ -310,13 +310,9 @@ def test_sequences_go_on_through_relabelled_steps(make, alpha):
     assert rows["RecurrentHiddenStates"]["rhs"][:, 0, 0].tolist() == [1] * 6 + [6] * 5
     # The state of before is not carried over.
     assert rows["Done"][:, 0, 0].tolist() == [0] * 6 + [1] + [0] * 4
-    firsts = {
-        float(batch["Observation"][0]) for batch in storage.generate_batches(60, 1)
-    }
+    firsts = {float(batch["Observation"][0]) for batch in storage.generate_batches(60, 1)}
     assert firsts == {0.0, 5.0}
-    with pytest.raises(
-        SchemaError, match=r"in a HERBuffer with a recurrent actor, got 3\."
-    ):
+    with pytest.raises(SchemaError, match=r"in a HERBuffer with a recurrent actor, got 3\."):
         make(with_=model, n_step=3)
 
 

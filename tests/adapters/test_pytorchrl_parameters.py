@@ -14,12 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.pytorchrl import (
-    MBReplayBuffer,
-    NStepReplayBuffer,
-    PERBuffer,
-    ReplayBuffer,
-)
+from mmreplay.adapters.pytorchrl import MBReplayBuffer, NStepReplayBuffer, PERBuffer, ReplayBuffer
 from mmreplay.errors import SchemaError
 from tests.adapters.pytorchrl_steps import (
     ALGORITHM,
@@ -66,9 +61,7 @@ def drawn_of(storage, batches=60, size=16):
         steps = torch.as_tensor(batch["n_step"]).expand(rows, 1)
         for row in range(rows):
             told = batch["Reward"][row], steps[row], batch["NextObservation"][row]
-            found[float(batch["Observation"][row])] = tuple(
-                round(float(each), 4) for each in told
-            )
+            found[float(batch["Observation"][row])] = tuple(round(float(each), 4) for each in told)
     return found
 
 
@@ -76,10 +69,12 @@ def expected_of(first, gammas, n_step=3):
     """Of rows from an observation on, each with a gamma and a reward of 1."""
     return {
         float(first + i): (
-            round(sum(gamma**k for k in range(n_step)), 4), n_step, first + i + n_step,
+            round(sum(gamma**k for k in range(n_step)), 4),
+            n_step,
+            first + i + n_step,
         )
         for i, gamma in enumerate(gammas)
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
@@ -234,9 +229,7 @@ def test_sequences_keep_the_gammas_of_their_rows(make, kind, overlap):
         if start < 18 or start >= 20:
             gamma = 0.9 if start < 18 else 0.5
             count = int(n_step)
-            assert reward == pytest.approx(
-                sum(gamma**k for k in range(count)), abs=1e-4
-            )
+            assert reward == pytest.approx(sum(gamma**k for k in range(count)), abs=1e-4)
             assert following == start + count
 
 
@@ -266,9 +259,7 @@ def test_a_new_n_step_holds_before_there_are_rows(make, recurrent):
     storage = make(with_=recurrent_actor() if recurrent else None)
     storage.update_storage_parameter("n_step", 2)
     storage.update_storage_parameter("gamma", 0.5)
-    with pytest.raises(
-        SchemaError, match="n_step must be an integer of at least 1, got"
-    ):
+    with pytest.raises(SchemaError, match="n_step must be an integer of at least 1, got"):
         storage.update_storage_parameter("n_step", 0)
     insert(storage, range(12))
     found = drawn_of(storage)
@@ -276,9 +267,7 @@ def test_a_new_n_step_holds_before_there_are_rows(make, recurrent):
     assert len(found) > 5
 
 
-@pytest.mark.parametrize(
-    "name", ["sequence_length", "overlap_length", "non_overlap_length"]
-)
+@pytest.mark.parametrize("name", ["sequence_length", "overlap_length", "non_overlap_length"])
 @pytest.mark.parametrize("kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer])
 def test_the_layout_of_sequences_is_refused_by_name(make, kind, name):
     storage = make(kind, with_=recurrent_actor())
@@ -294,9 +283,7 @@ def test_the_layout_of_sequences_is_refused_by_name(make, kind, name):
 def test_what_follows_from_the_rows_is_refused_by_name(make, name):
     storage = make()
     insert(storage, range(5))
-    with pytest.raises(
-        SchemaError, match=rf"^{name} cannot change, got the new value 4"
-    ):
+    with pytest.raises(SchemaError, match=rf"^{name} cannot change, got the new value 4"):
         storage.update_storage_parameter(name, 4)
     assert (storage.size, storage.step) == (5, 5)
 
@@ -326,9 +313,7 @@ def test_parameters_are_judged_where_they_are_given(make, tmp_path, name, value,
     with pytest.raises(SchemaError, match=wrong):
         PERBuffer.create_factory(60, **{name: value})
     with pytest.raises(SchemaError, match=wrong):
-        PERBuffer(
-            60, "cpu", actor(), ALGORITHM, None, path=tmp_path / "new", **{name: value}
-        )
+        PERBuffer(60, "cpu", actor(), ALGORITHM, None, path=tmp_path / "new", **{name: value})
     assert not (tmp_path / "new").exists()
     storage = make(PERBuffer, alpha=0.6, beta=0.4)
     insert(storage, range(5))
@@ -365,9 +350,7 @@ def test_a_new_default_error_holds_for_rows_to_come(make, name):
     assert storage.error == storage.default_error == 9.0
     insert(storage, range(10, 20))
     drawn = storage._ring.sample(2000)
-    shares = dict(
-        zip(drawn["Observation"][:, 0].tolist(), drawn.probabilities, strict=True)
-    )
+    shares = dict(zip(drawn["Observation"][:, 0].tolist(), drawn.probabilities, strict=True))
     expected = {float(i): 0.01 if i < 10 else 0.09 for i in range(20)}
     assert shares == pytest.approx(expected)
 

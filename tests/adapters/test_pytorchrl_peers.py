@@ -139,12 +139,8 @@ def test_n_step_rewards_are_those_of_pytorchrl_where_no_end_is(tmp_path):
         for storage in (mine, other):
             storage.insert_transition(transition(number))
     rows = other.get_data_slice(0, other.size)
-    expected = dict(
-        zip(rows["Observation"].ravel(), rows["Reward"].ravel(), strict=True)
-    )
-    following = dict(
-        zip(rows["Observation"].ravel(), rows["NextObservation"].ravel(), strict=True)
-    )
+    expected = dict(zip(rows["Observation"].ravel(), rows["Reward"].ravel(), strict=True))
+    following = dict(zip(rows["Observation"].ravel(), rows["NextObservation"].ravel(), strict=True))
     (batch,) = mine.generate_batches(1, 300)
     for i in range(300):
         start = float(batch["Observation"][i])
@@ -193,8 +189,7 @@ def test_model_based_batches_hold_the_same_examples(tmp_path, count):
     for storage in (mine, other):
         batches = list(storage.generate_batches(1, 5))
         both_ = [
-            torch.cat([batch[key] for batch in batches])
-            for key in ("train_input", "train_label")
+            torch.cat([batch[key] for batch in batches]) for key in ("train_input", "train_label")
         ]
         rows = torch.cat(both_, dim=1)
         sets.append(rows[rows[:, 0].argsort()])
@@ -233,9 +228,7 @@ def test_sequences_overlap_and_begin_anew_as_in_pytorchrl(tmp_path, overlap):
 
 @pytest.mark.parametrize("name", ["NStepReplayBuffer", "PERBuffer"])
 @pytest.mark.parametrize("overlap", [0.2, 0.4])
-def test_n_step_sequences_are_those_of_pytorchrl_where_no_end_is(
-    tmp_path, name, overlap
-):
+def test_n_step_sequences_are_those_of_pytorchrl_where_no_end_is(tmp_path, name, overlap):
     storages = []
     for module, options in ((ours, {"path": tmp_path / "ring"}), (theirs, {})):
         remembering = actor()
@@ -296,9 +289,8 @@ def recent(tmp_path, monkeypatch):
 @pytest.mark.parametrize("cmin", [30, 5000])
 def test_recent_draws_are_from_the_windows_of_pytorchrl(recent, alpha, envs, cmin):
     storages = recent(
-        100, n_step=1, epsilon=0.1, alpha=alpha, beta=0.5, default_error=1.0,
-        eta=0.999, cmin=cmin,
-    )  # fmt: skip
+        100, n_step=1, epsilon=0.1, alpha=alpha, beta=0.5, default_error=1.0, eta=0.999, cmin=cmin
+    )
     # With hidden states, theirs fails once the window leaves rows out.
     hidden = {"RecurrentHiddenStates": {}, "NextRecurrentHiddenStates": {}}
     for number in range(80):
@@ -319,17 +311,20 @@ def test_recent_draws_are_from_the_windows_of_pytorchrl(recent, alpha, envs, cmi
             if "per_weights" in other and turn >= 20:
                 # Once all errors are known, a step's weight is the same in both.
                 weights = [
-                    dict(zip(b["Observation"].ravel().tolist(),
-                             b["per_weights"].ravel().tolist(), strict=True))
+                    dict(
+                        zip(
+                            b["Observation"].ravel().tolist(),
+                            b["per_weights"].ravel().tolist(),
+                            strict=True,
+                        )
+                    )
                     for b in batches
-                ]  # fmt: skip
+                ]
                 same = weights[0].keys() & weights[1].keys()
                 assert len(same) > 5
                 for seen in same:
                     assert weights[0][seen] == pytest.approx(weights[1][seen], 1e-3)
-            for number, (storage, batch) in enumerate(
-                zip(storages, batches, strict=True)
-            ):
+            for number, (storage, batch) in enumerate(zip(storages, batches, strict=True)):
                 if turn >= 20:
                     for seen in batch["Observation"].ravel().tolist():
                         found = counts[number][k]
@@ -347,9 +342,7 @@ def test_recent_draws_are_from_the_windows_of_pytorchrl(recent, alpha, envs, cmi
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.4])
-def test_recent_sequences_are_from_the_windows_of_pytorchrl(
-    tmp_path, monkeypatch, overlap
-):
+def test_recent_sequences_are_from_the_windows_of_pytorchrl(tmp_path, monkeypatch, overlap):
     monkeypatch.setattr(np, "Inf", np.inf, raising=False)
     storages = []
     for module, places in ((ours, {"path": tmp_path / "ring"}), (theirs, {})):
@@ -400,9 +393,11 @@ def repaired():
         ("torch.as_tensor(k,", "torch.as_tensor(v,"),
         ("in k.items():", "in v.items():"),
         ("obs2, rhs2, done2)._asdict()", "obs2, rhs2, done2, {})._asdict()"),
-        ("actor, algorithm, her_function, n_step,",
-         "actor, algorithm, envs, her_function, n_step,"),
-    ):  # fmt: skip
+        (
+            "actor, algorithm, her_function, n_step,",
+            "actor, algorithm, envs, her_function, n_step,",
+        ),
+    ):
         assert source.count(wrong) == 1, wrong
         source = source.replace(wrong, right)
     names = dict(vars(module))
@@ -416,15 +411,11 @@ def relabel(o, rhs, o2, rhs2, r, initial_state, final_state):
 
 
 @pytest.mark.parametrize("envs", [1, 2])
-def test_hindsight_rows_are_those_of_pytorchrl_without_its_faults(
-    tmp_path, monkeypatch, envs
-):
+def test_hindsight_rows_are_those_of_pytorchrl_without_its_faults(tmp_path, monkeypatch, envs):
     monkeypatch.setattr(np, "Inf", np.inf, raising=False)
     places = {"path": tmp_path / "ring"}
     mine, other = [
-        kind.create_factory(60, relabel, cmin=10, **named)(
-            "cpu", actor(), algorithm(), None
-        )
+        kind.create_factory(60, relabel, cmin=10, **named)("cpu", actor(), algorithm(), None)
         for kind, named in ((ours.HERBuffer, places), (repaired(), {}))
     ]
     number = 0
@@ -487,9 +478,8 @@ def test_ddpg_trains_on_pendulum(tmp_path, name, options):
 
     envs, actions, observations = VecEnv.create_factory(Pendulum, vec_env_size=1)
     algo, algo_name = DDPG.create_factory(
-        start_steps=60, update_every=20, num_updates=5, mini_batch_size=16,
-        num_test_episodes=0,
-    )  # fmt: skip
+        start_steps=60, update_every=20, num_updates=5, mini_batch_size=16, num_test_episodes=0
+    )
     storage = getattr(ours, name).create_factory(200, *options, path=tmp_path / "ring")
     made = []
 
@@ -569,7 +559,9 @@ def test_ddpg_trains_on_two_environments_that_collect_apart(tmp_path):
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "ring")],
         env=os.environ | {"PYTHONPATH": os.getcwd()},
-        capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "200 ring-copy1 40"

@@ -76,10 +76,7 @@ def test_slices_have_the_priorities_of_their_rows(tmp_path, kind):
     steps = {key: error for key, error in expected.items() if key[0] >= first}
     for number, env_id in [(5, 0), (5, 1), (9, 0), (10, 1)]:
         error = steps[number, env_id] = (number + env_id / 10) / 2
-        batch = {
-            "per_weights": torch.ones(1, 1), "idxs": np.array([[env_id, number]]),
-            "ck": 1,
-        }  # fmt: skip
+        batch = {"per_weights": torch.ones(1, 1), "idxs": np.array([[env_id, number]]), "ck": 1}
         storage.after_gradients(batch, {"Algorithm": {"errors": torch.tensor([error])}})
         steps[number, env_id] += 0.25
     rows = sorted({number for number, _ in steps})
@@ -89,9 +86,7 @@ def test_slices_have_the_priorities_of_their_rows(tmp_path, kind):
     np.testing.assert_allclose(found, oracle, rtol=1e-6)
     copied = storage.get_data_slice(2, 6)
     np.testing.assert_allclose(copied["priority"], oracle[2:6], rtol=1e-6)
-    np.testing.assert_allclose(
-        storage.get_all_buffer_data()["priority"], oracle, rtol=1e-6
-    )
+    np.testing.assert_allclose(storage.get_all_buffer_data()["priority"], oracle, rtol=1e-6)
     # Inserted again, rows are new ones.
     storage.insert_data_slice(copied)
     assert storage.size == 8
@@ -102,9 +97,7 @@ def test_slices_have_the_priorities_of_their_rows(tmp_path, kind):
 
 
 def test_slices_of_sequences_have_their_priorities(tmp_path):
-    build = PERBuffer.create_factory(
-        40, alpha=0.5, default_error=9.0, path=tmp_path / "ring"
-    )
+    build = PERBuffer.create_factory(40, alpha=0.5, default_error=9.0, path=tmp_path / "ring")
     storage = build("cpu", recurrent_actor(overlap=0), ALGORITHM, None)
     for number in range(13):
         storage.insert_transition(recurrent_step(number, envs=2))
@@ -133,9 +126,15 @@ class Watched:
 
 def test_sequences_are_drawn_by_masses_of_24_bits(tmp_path, rng):
     storage = PERBuffer(
-        40, "cpu", recurrent_actor(), ALGORITHM, None, epsilon=0.5, alpha=0.7,
+        40,
+        "cpu",
+        recurrent_actor(),
+        ALGORITHM,
+        None,
+        epsilon=0.5,
+        alpha=0.7,
         path=tmp_path / "ring",
-    )  # fmt: skip
+    )
     for number in range(20):
         storage.insert_transition(recurrent_step(number))
     watched = storage._random = Watched(0)
@@ -160,9 +159,7 @@ def test_n_steps_are_discounted_by_products(gamma):
     assert sums[:, 0].tolist() == products
 
 
-def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
-    tmp_path,
-):
+def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(tmp_path):
     storage = PERBuffer(
         10, "cpu", recurrent_actor(), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
     )
@@ -182,9 +179,7 @@ def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
         ):
             storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
     (batch,) = storage.generate_batches(1, 12)
-    with pytest.raises(
-        SchemaError, match=r"for each of 3 sequences, .* got 7 from 1 to 1"
-    ):
+    with pytest.raises(SchemaError, match=r"for each of 3 sequences, .* got 7 from 1 to 1"):
         storage.after_gradients(batch, {"Algorithm": {"errors": torch.ones(7, 1)}})
     (batch,) = storage.generate_batches(1, 1)
     for number in range(8, 60):
@@ -199,13 +194,7 @@ def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
 
 def test_a_sequence_whose_error_is_0_is_not_drawn_again(tmp_path):
     storage = PERBuffer(
-        40,
-        "cpu",
-        recurrent_actor(0.0),
-        ALGORITHM,
-        None,
-        alpha=1.0,
-        path=tmp_path / "ring",
+        40, "cpu", recurrent_actor(0.0), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
     )
     for number in range(15):
         storage.insert_transition(recurrent_step(number))
@@ -220,9 +209,7 @@ def test_a_sequence_whose_error_is_0_is_not_drawn_again(tmp_path):
     assert all(batch["per_weights"].eq(1).all() for batch in drawn)
     for batch in drawn:
         storage.after_gradients(batch, {"Algorithm": {"errors": torch.zeros(5, 1)}})
-    with pytest.raises(
-        EmptyError, match=r"the errors of all 3 are 0\. Pass an epsilon,"
-    ):
+    with pytest.raises(EmptyError, match=r"the errors of all 3 are 0\. Pass an epsilon,"):
         next(storage.generate_batches(1, 1))
     storage.close()
 
@@ -239,9 +226,7 @@ def test_priorities_of_sequences_stay_with_rows_that_a_reset_keeps(tmp_path):
     storage = make("cpu", recurrent_actor(), ALGORITHM, None)
     for batch in storage.generate_batches(40, 1):
         error = 1e6 if batch["Observation"][0] == 3 else 1.0
-        storage.after_gradients(
-            batch, {"Algorithm": {"errors": torch.full((3, 1), error)}}
-        )
+        storage.after_gradients(batch, {"Algorithm": {"errors": torch.full((3, 1), error)}})
     storage.insert_transition(recurrent_step(50))
     storage.reset()
     storage.insert_transition(recurrent_step(60))

@@ -48,9 +48,7 @@ def test_batches_are_uniform_over_windows_that_shrink(make, envs, count):
             assert "per_weights" not in batch
             assert (batch["n_step"], batch["idxs"].shape) == (1, (1000, 2))
             drawn[k].append(order_of(batch, envs) - (stop - window))
-            assert storage.after_gradients(batch, {"Algorithm": {}}) == {
-                "Algorithm": {}
-            }
+            assert storage.after_gradients(batch, {"Algorithm": {}}) == {"Algorithm": {}}
     for k, places in enumerate(map(np.concatenate, drawn)):
         window = max(int(rows * 0.999 ** (1000 * k / 4)), 40)
         counts = np.bincount(places, minlength=window)
@@ -146,9 +144,7 @@ def test_n_step_windows_are_of_steps_that_are_complete(make):
         storage.insert_transition(transition(number, reward=1.0))
     whole, part = storage.generate_batches(2, 500)
     assert (whole["ck"], part["ck"]) == (50, 18)
-    assert (float(part["Observation"].min()), float(part["Observation"].max())) == (
-        32, 49,
-    )  # fmt: skip
+    assert (float(part["Observation"].min()), float(part["Observation"].max())) == (32, 49)
     assert torch.allclose(part["Reward"], torch.full((500, 1), 2.71))
     assert torch.equal(part["NextObservation"], part["Observation"] + 3)
 

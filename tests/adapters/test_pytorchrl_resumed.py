@@ -111,9 +111,7 @@ def unchanged_by(worker, o, rhs, o2, rhs2, r, initial_state, final_state):
     return o, rhs, o2, rhs2, r
 
 
-@pytest.mark.parametrize(
-    "kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer, EREBuffer, HERBuffer]
-)
+@pytest.mark.parametrize("kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer, EREBuffer, HERBuffer])
 def test_a_copy_shares_actor_algorithm_and_environments(tmp_path, kind):
     # As a vector of several environments does: it cannot be copied.
     worker = SimpleNamespace(process=multiprocessing.Process())
@@ -122,9 +120,7 @@ def test_a_copy_shares_actor_algorithm_and_environments(tmp_path, kind):
     algorithm = SimpleNamespace(gamma=0.9, update_every=5, envs=worker)
     model = actor()
     functions = [partial(unchanged_by, worker)] if kind is HERBuffer else []
-    storage = kind(
-        30, "cpu", model, algorithm, worker, *functions, path=tmp_path / "ring"
-    )
+    storage = kind(30, "cpu", model, algorithm, worker, *functions, path=tmp_path / "ring")
     storage.insert_data_slice(slice_of(range(20)))
     taken = copy.deepcopy(storage)
     if functions:

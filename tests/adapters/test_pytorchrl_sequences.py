@@ -89,9 +89,7 @@ def test_batches_are_whole_sequences_also_after_a_wrap(make, count):
         assert torch.allclose(rows, rows[:, :1] + torch.arange(5))
         # Sequences begin every three steps.
         assert (rows[:, 0].floor() % 3 == 0).all()
-        assert torch.equal(
-            batch["RecurrentHiddenStates"]["rhs"][:, 0], rows[:, 0].floor()
-        )
+        assert torch.equal(batch["RecurrentHiddenStates"]["rhs"][:, 0], rows[:, 0].floor())
 
 
 def test_a_collector_begins_with_the_end_of_what_it_sent(make):
@@ -173,25 +171,20 @@ def test_the_grid_gives_every_whole_sequence_and_what_follows_its_rows(seed):
                 whole = all(w in there for line in wanted for w in line)
                 # Of a part that another one follows, nothing more will come.
                 if begin >= first and (whole or end < len(rows)):
-                    expected[begin] = [
-                        [w for w in line if w in there] for line in wanted
-                    ]
+                    expected[begin] = [[w for w in line if w in there] for line in wanted]
         found = grid.starts(first, len(rows))
         assert found.tolist() == sorted(expected)
         places, known = grid.following(found, len(rows))
         for begin, lines, masks in zip(found, places, known, strict=True):
             assert [
-                [rows[p] for p in line[mask]]
-                for line, mask in zip(lines, masks, strict=True)
+                [rows[p] for p in line[mask]] for line, mask in zip(lines, masks, strict=True)
             ] == expected[begin]
 
 
 @pytest.mark.parametrize("kind", [NStepReplayBuffer, PERBuffer])
 @pytest.mark.parametrize("overlap", [0.0, 0.4])
 def test_n_step_rows_of_sequences_stop_at_the_first_end(tmp_path, rng, kind, overlap):
-    storage = kind(
-        40, "cpu", recurrent_actor(overlap), ALGORITHM, None, 3, path=tmp_path / "ring"
-    )
+    storage = kind(40, "cpu", recurrent_actor(overlap), ALGORITHM, None, 3, path=tmp_path / "ring")
     ends = rng.random(60) < 0.2
     for number, end in enumerate(ends):
         storage.insert_transition(recurrent_step(number, envs=2) | ended(end, 2))
@@ -206,9 +199,7 @@ def test_n_step_rows_of_sequences_stop_at_the_first_end(tmp_path, rng, kind, ove
             rewards = [0.9**i * (start + i) for i in range(stop + 1)]
             # Sums of three float32 numbers below 100.
             assert abs(float(batch["Reward"][row]) - sum(rewards)) < 1e-4
-            assert float(batch["NextObservation"][row]) == pytest.approx(
-                start + stop + 1
-            )
+            assert float(batch["NextObservation"][row]) == pytest.approx(start + stop + 1)
             assert batch["NextDone"][row] == ends[number + stop]
             seen.add(number)
     # The newest steps wait for what follows them.
@@ -218,14 +209,11 @@ def test_n_step_rows_of_sequences_stop_at_the_first_end(tmp_path, rng, kind, ove
 
 @pytest.mark.parametrize("overlap", [0.0, 0.4])
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_sequences_of_two_collectors_are_followed_by_their_own(
-    tmp_path, overlap, n_step
-):
+def test_sequences_of_two_collectors_are_followed_by_their_own(tmp_path, overlap, n_step):
     def storage(name):
         return NStepReplayBuffer(
-            100, "cpu", recurrent_actor(overlap), ALGORITHM, None, n_step,
-            path=tmp_path / name,
-        )  # fmt: skip
+            100, "cpu", recurrent_actor(overlap), ALGORITHM, None, n_step, path=tmp_path / name
+        )
 
     learner, *collectors = [storage(name) for name in "lab"]
     numbers_of = [iter(range(100)), iter(range(1000, 1100))]
@@ -293,8 +281,6 @@ def test_a_storage_without_memory_pickles_too_and_goes_on_drawing(tmp_path, kind
 def test_a_storage_in_a_temporary_folder_is_not_pickled():
     storage = ReplayBuffer(40, "cpu", actor(), ALGORITHM, None)
     storage.insert_transition(transition(0))
-    with pytest.raises(
-        FormatError, match=r"which is removed at exit\. Pass path=, or set"
-    ):
+    with pytest.raises(FormatError, match=r"which is removed at exit\. Pass path=, or set"):
         pickle.dumps(storage)
     storage.close()

@@ -17,9 +17,7 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError
 
 # Its own warnings: of RAM, of psutil, of a second learn().
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
-sb3 = pytest.importorskip(
-    "stable_baselines3", reason="stable-baselines3 is not installed"
-)
+sb3 = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
 adapter = pytest.importorskip("mmreplay.adapters.sb3.replay_buffer")
@@ -46,10 +44,14 @@ def walk(rng, space, envs, steps, ends=0.2):
         done = rng.random(envs) < ends
         timeout = done & (rng.random(envs) < 0.5)
         yield SimpleNamespace(
-            obs=obs, next_obs=then, done=done, timeout=timeout,
-            action=rng.random((envs, 2), np.float32), reward=rng.random(envs),
+            obs=obs,
+            next_obs=then,
+            done=done,
+            timeout=timeout,
+            action=rng.random((envs, 2), np.float32),
+            reward=rng.random(envs),
             infos=[{"TimeLimit.truncated": bool(each)} for each in timeout],
-        )  # fmt: skip
+        )
         obs = np.where(done.reshape(envs, *[1] * (then.ndim - 1)), look(), then)
 
 
@@ -65,9 +67,7 @@ def at(buffer, env_ids, positions):
 @pytest.mark.parametrize("space", [BOX, spaces.Discrete(7), spaces.MultiBinary(4)])
 @pytest.mark.parametrize("envs", [1, 3])
 @pytest.mark.parametrize("handled", [True, False])
-def test_every_transition_is_the_one_that_the_original_holds(
-    tmp_path, rng, space, envs, handled
-):
+def test_every_transition_is_the_one_that_the_original_holds(tmp_path, rng, space, envs, handled):
     arguments = (20 * envs, space, ACTION, "cpu", envs, False, handled)
     ours = ReplayBuffer(*arguments, path=tmp_path / "ring")
     theirs = buffers.ReplayBuffer(*arguments)
@@ -101,12 +101,8 @@ def test_every_transition_is_the_one_that_the_original_holds(
 
 
 @pytest.mark.parametrize("envs", [1, 3])
-def test_single_observations_give_every_transition_also_at_truncations(
-    tmp_path, rng, envs
-):
-    ours = ReplayBuffer(
-        1000 * envs, BOX, ACTION, "cpu", envs, True, path=tmp_path / "r"
-    )
+def test_single_observations_give_every_transition_also_at_truncations(tmp_path, rng, envs):
+    ours = ReplayBuffer(1000 * envs, BOX, ACTION, "cpu", envs, True, path=tmp_path / "r")
     steps = list(walk(rng, BOX, envs, 200))
     for step in steps:
         give(ours, step)
@@ -171,9 +167,13 @@ def test_n_steps_stop_at_a_time_limit_that_is_not_done_as_in_the_original(
             40, BOX, ACTION, "cpu", 1, False, handled, n_steps=3, gamma=0.9
         )
         for name in (
-            "observations", "next_observations", "actions", "rewards", "dones",
+            "observations",
+            "next_observations",
+            "actions",
+            "rewards",
+            "dones",
             "timeouts",
-        ):  # fmt: skip
+        ):
             setattr(alone, name, getattr(theirs, name)[:, env : env + 1])
         alone.pos, alone.full = theirs.pos, theirs.full
         expected = alone._get_samples(positions % 40)
@@ -190,15 +190,17 @@ def test_n_steps_stop_at_a_time_limit_that_is_not_done_as_in_the_original(
 @pytest.mark.parametrize("once", [True, False])
 def test_the_step_after_a_time_limit_that_is_not_done_begins_an_episode(tmp_path, once):
     """By the short route too, and with the observation that the step led to."""
-    ours = ReplayBuffer(
-        20, BOX, ACTION, "cpu", 1, once, path=tmp_path / "ring", n_steps=2, gamma=1
-    )
+    ours = ReplayBuffer(20, BOX, ACTION, "cpu", 1, once, path=tmp_path / "ring", n_steps=2, gamma=1)
     for number in range(8):
         now = np.full((1, 3), number, np.float32)
         ours.add(
-            now, now + 1, np.zeros((1, 2), np.float32), np.ones(1), np.zeros(1, bool),
+            now,
+            now + 1,
+            np.zeros((1, 2), np.float32),
+            np.ones(1),
+            np.zeros(1, bool),
             [{"TimeLimit.truncated": number == 3}],
-        )  # fmt: skip
+        )
     episodes = ours.ring.episodes.episodes(0)
     assert episodes.lengths.tolist() == [4, 4]
     found = at(ours, 0, [2, 3])
@@ -217,9 +219,7 @@ def test_dict_observations_come_back_as_dicts(tmp_path, rng, once):
             {"eye": np.full((2, 1, 8, 8), n, np.uint8), "arm/1": np.full((2, 3), n)}
             for n in (number, number + 1)
         )
-        ours.add(
-            now, then, rng.random((2, 2)), np.ones(2), np.full(2, number == 4), [{}] * 2
-        )
+        ours.add(now, then, rng.random((2, 2)), np.ones(2), np.full(2, number == 4), [{}] * 2)
     samples = ours.sample(32)
     eyes, arms = samples.observations["eye"], samples.observations["arm/1"]
     assert eyes.dtype == torch.uint8
@@ -230,9 +230,7 @@ def test_dict_observations_come_back_as_dicts(tmp_path, rng, once):
 
 
 def test_a_dict_buffer_wants_a_dict():
-    with pytest.raises(
-        SchemaError, match=r"needs a Dict space, got .* Use ReplayBuffer"
-    ):
+    with pytest.raises(SchemaError, match=r"needs a Dict space, got .* Use ReplayBuffer"):
         DictReplayBuffer(10, BOX, ACTION)
 
 
@@ -246,18 +244,13 @@ def test_samples_are_normalized_by_the_environment(tmp_path, rng):
     env = vec_env.VecNormalize(vec_env.DummyVecEnv([_Fixed]))
     env.obs_rms.mean[:], env.obs_rms.var[:], env.ret_rms.var = 0.5, 4.0, 9.0
     arguments = (100, BOX, ACTION, "cpu", 1)
-    ours, theirs = (
-        ReplayBuffer(*arguments, path=tmp_path / "r"),
-        buffers.ReplayBuffer(*arguments),
-    )
+    ours, theirs = (ReplayBuffer(*arguments, path=tmp_path / "r"), buffers.ReplayBuffer(*arguments))
     for step in walk(rng, BOX, 1, 30):
         give(ours, step)
         give(theirs, step)
     places = np.arange(30)
     found = ours._samples(ours.ring.take(0, places), env)
-    for got, expected in zip(
-        found[:5], theirs._get_samples(places, env)[:5], strict=True
-    ):
+    for got, expected in zip(found[:5], theirs._get_samples(places, env)[:5], strict=True):
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
     ours.close()
@@ -271,9 +264,8 @@ class _Fixed(gym.Env):
 
 def test_prioritized_draws_follow_what_was_learned(tmp_path, rng):
     ours = ReplayBuffer(
-        100, BOX, ACTION, "cpu", path=tmp_path / "ring",
-        prioritized={"alpha": 1.0, "eps": 0.0},
-    )  # fmt: skip
+        100, BOX, ACTION, "cpu", path=tmp_path / "ring", prioritized={"alpha": 1.0, "eps": 0.0}
+    )
     for step in walk(rng, BOX, 1, 100):
         give(ours, step)
     samples = ours.sample(400)
@@ -293,18 +285,14 @@ def test_uniform_draws_keep_no_priorities(tmp_path, rng):
     for step in walk(rng, BOX, 1, 3):
         give(ours, step)
     samples = ours.sample(4)
-    with pytest.raises(
-        SchemaError, match="needs a sampler with priorities, got UniformSampler"
-    ):
+    with pytest.raises(SchemaError, match="needs a sampler with priorities, got UniformSampler"):
         ours.update_priorities(samples, np.ones(4))
     ours.close()
 
 
 @pytest.mark.parametrize("once", [True, False])
 def test_steps_that_do_not_follow_start_an_episode(tmp_path, rng, once):
-    ours = ReplayBuffer(
-        100, BOX, ACTION, "cpu", 1, once, path=tmp_path / "r", n_steps=2
-    )
+    ours = ReplayBuffer(100, BOX, ACTION, "cpu", 1, once, path=tmp_path / "r", n_steps=2)
     for _ in range(4):
         for step in walk(rng, BOX, 1, 5, ends=0):
             give(ours, step)
@@ -347,12 +335,19 @@ def model(kind, path, resume=False, once=False, **draws):
     """A small model over a buffer on disk."""
     discrete = issubclass(kind, DQN)
     return kind(
-        "MlpPolicy", "CartPole-v1" if discrete else "Pendulum-v1", device="cpu", seed=0,
-        buffer_size=1000, learning_starts=50, batch_size=16, optimize_memory_usage=once,
-        policy_kwargs={"net_arch": [16]}, replay_buffer_class=ReplayBuffer,
+        "MlpPolicy",
+        "CartPole-v1" if discrete else "Pendulum-v1",
+        device="cpu",
+        seed=0,
+        buffer_size=1000,
+        learning_starts=50,
+        batch_size=16,
+        optimize_memory_usage=once,
+        policy_kwargs={"net_arch": [16]},
+        replay_buffer_class=ReplayBuffer,
         replay_buffer_kwargs={"path": path, "resume": resume, **draws},
         **{"target_update_interval": 50} if discrete else {},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", [DQN, SAC, TD3])
@@ -389,9 +384,15 @@ def test_a_model_trains_the_same_from_ram_and_from_disk_under_the_same_draws(tmp
             return samples
 
     agent = SAC(
-        "MlpPolicy", "Pendulum-v1", buffer_size=150, learning_starts=20, seed=0,
-        batch_size=16, policy_kwargs={"net_arch": [16]}, replay_buffer_class=Both,
-    )  # fmt: skip
+        "MlpPolicy",
+        "Pendulum-v1",
+        buffer_size=150,
+        learning_starts=20,
+        seed=0,
+        batch_size=16,
+        policy_kwargs={"net_arch": [16]},
+        replay_buffer_class=Both,
+    )
     agent.learn(260)  # past the time limit at 200, and past the ring's end
     assert agent.replay_buffer.full
     agent.replay_buffer.close()
@@ -453,9 +454,7 @@ def test_another_buffer_size_names_resize(tmp_path, rng):
         give(ours, step)
     ours.close()
     again = ReplayBuffer(200, *arguments, path=tmp_path / "ring", resume=True)
-    told = (
-        r"^buffer_size: .*must hold 2 x 100 rows .* got 2 x 50 .*mmreplay resize .* 100"
-    )
+    told = r"^buffer_size: .*must hold 2 x 100 rows .* got 2 x 50 .*mmreplay resize .* 100"
     with pytest.raises(SchemaError, match=told):
         again.size()
 
@@ -469,9 +468,7 @@ def test_priorities_that_nobody_updates_are_said_once(tmp_path, rng):
         warnings.simplefilter("error")
         for _ in range(adapter.PATIENCE - 1):
             ours.sample(2)
-    with pytest.warns(
-        UserWarning, match=r"Call replay_buffer\.update_priorities\(samp"
-    ):
+    with pytest.warns(UserWarning, match=r"Call replay_buffer\.update_priorities\(samp"):
         ours.sample(2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -509,8 +506,10 @@ SAC("MlpPolicy", "Pendulum-v1", learning_starts=20, batch_size=16, buffer_size=1
 def test_a_run_that_was_killed_goes_on_with_its_buffer(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "ring")],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     held = int(done.stdout)
     with pytest.raises(FormatError, match="resume=True"):
@@ -530,9 +529,7 @@ def test_the_prioritized_model_of_the_page_learns_priorities(tmp_path):
     (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
     names = {}
     exec(compile(block, str(page), "exec"), names)
-    agent = model(
-        names["PrioritizedDQN"], tmp_path / "ring", n_steps=3, prioritized=True
-    )
+    agent = model(names["PrioritizedDQN"], tmp_path / "ring", n_steps=3, prioritized=True)
     agent.learn(200)
     probabilities = agent.replay_buffer.sample(64).batch.probabilities
     assert len(np.unique(probabilities)) > 10

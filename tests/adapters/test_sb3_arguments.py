@@ -37,17 +37,21 @@ def give(buffer, **shapes):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("obs", (3, 2)), ("obs", 3), ("next_obs", (2, 4)), ("action", (4,)),
-        ("action", (1, 4)), ("action", (2, 3)), ("reward", 3), ("reward", (2, 2)),
+        ("obs", (3, 2)),
+        ("obs", 3),
+        ("next_obs", (2, 4)),
+        ("action", (4,)),
+        ("action", (1, 4)),
+        ("action", (2, 3)),
+        ("reward", 3),
+        ("reward", (2, 2)),
         ("done", (1,)),
     ],
-)  # fmt: skip
+)
 def test_values_of_another_shape_are_neither_repeated_nor_moved(buffer, name, shape):
     give(buffer)
     told = name.removeprefix("next_").replace("obs", "observation")
-    with pytest.raises(
-        SchemaError, match=rf"^{told} must have the shape .*neither repeated"
-    ):
+    with pytest.raises(SchemaError, match=rf"^{told} must have the shape .*neither repeated"):
         give(buffer, **{name: shape})
     assert buffer.size() == 1
 
@@ -131,10 +135,7 @@ def test_each_space_has_its_buffer(kind, space, message):
         ({"buffer_size": 0}, "buffer_size must be an integer"),
         ({"buffer_size": 2.5}, "buffer_size must be an integer"),
         ({"buffer_size": "9"}, "buffer_size must be an integer"),
-        (
-            {"optimize_memory_usage": "no"},
-            "optimize_memory_usage must be True or False, got 'no'",
-        ),
+        ({"optimize_memory_usage": "no"}, "optimize_memory_usage must be True or False, got 'no'"),
         (
             {"handle_timeout_termination": "no"},
             "handle_timeout_termination must be True or False, got 'no'",
@@ -149,9 +150,7 @@ def test_arguments_that_make_no_sense_are_refused_by_name(tmp_path, options, mat
 
 
 def test_no_environments_are_refused():
-    with pytest.raises(
-        SchemaError, match="n_envs must be an integer of at least 1, got 0"
-    ):
+    with pytest.raises(SchemaError, match="n_envs must be an integer of at least 1, got 0"):
         adapter.ReplayBuffer(8, BOX, ACTION, n_envs=0)
 
 
@@ -182,9 +181,7 @@ def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, 
     for way in each_route(monkeypatch, taken):
         rng, done = np.random.default_rng(5), False
         action = np.zeros((1, 2), np.float32)
-        ours = adapter.ReplayBuffer(
-            40, BOX, ACTION, "cpu", 1, once, path=tmp_path / way
-        )
+        ours = adapter.ReplayBuffer(40, BOX, ACTION, "cpu", 1, once, path=tmp_path / way)
         obs = rng.random((1, 3), np.float32)
         for number in range(200):
             following = rng.random((1, 3), np.float32)
@@ -196,8 +193,7 @@ def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, 
             if number % 20 == 5 and not done:
                 large = np.array([1e300])
                 with pytest.raises(
-                    SchemaError,
-                    match=r"'reward': float32 cannot hold .* float64 values",
+                    SchemaError, match=r"'reward': float32 cannot hold .* float64 values"
                 ):
                     ours.add(obs, following, action, large, ends, [told])
             ours.add(obs, following, action, rng.random(1), ends, [told])

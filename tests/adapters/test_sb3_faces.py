@@ -9,9 +9,7 @@ from mmreplay.episodes import START
 from mmreplay.errors import SchemaError
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
-sb3 = pytest.importorskip(
-    "stable_baselines3", reason="stable-baselines3 is not installed"
-)
+sb3 = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 spaces = pytest.importorskip("gymnasium").spaces
 adapter = pytest.importorskip("mmreplay.adapters.sb3.replay_buffer")
 
@@ -23,9 +21,13 @@ def give(buffer, number, done=False, action=(1,)):
     envs = buffer.n_envs
     now = np.full((envs, 1), number, np.float32)
     buffer.add(
-        now, now + 1, np.zeros((envs, *action), np.float32),
-        np.zeros(envs, np.float32), np.full(envs, done), [{}] * envs,
-    )  # fmt: skip
+        now,
+        now + 1,
+        np.zeros((envs, *action), np.float32),
+        np.zeros(envs, np.float32),
+        np.full(envs, done),
+        [{}] * envs,
+    )
 
 
 def files(folder):
@@ -53,9 +55,7 @@ def test_faces_that_take_turns_make_no_transition_up(tmp_path, rng, once, envs):
 
 
 @pytest.mark.parametrize("how", ["nan", "end"])
-def test_a_step_that_comes_right_after_ours_is_not_confused_with_it(
-    tmp_path, monkeypatch, how
-):
+def test_a_step_that_comes_right_after_ours_is_not_confused_with_it(tmp_path, monkeypatch, how):
     """By another thread's face, before we look at what is there."""
     first = adapter.ReplayBuffer(80, LINE, LINE, "cpu", 1, True, path=tmp_path / "ring")
     for number in range(3):
@@ -119,9 +119,7 @@ def test_a_copy_ends_episodes_only_when_it_adds(tmp_path):
 
 
 def test_a_refused_step_ends_no_episode(tmp_path):
-    buffer = adapter.ReplayBuffer(
-        50, LINE, LINE, "cpu", path=tmp_path / "ring", n_steps=2
-    )
+    buffer = adapter.ReplayBuffer(50, LINE, LINE, "cpu", path=tmp_path / "ring", n_steps=2)
     give(buffer, 0)
     with pytest.raises(SchemaError, match=r"action must have .* got \[1, 5\]"):
         give(buffer, 7, action=(5,))
@@ -134,10 +132,15 @@ def test_a_refused_step_ends_no_episode(tmp_path):
 def test_a_model_that_is_loaded_to_be_looked_at_leaves_the_folder_alone(tmp_path):
     options = {"path": tmp_path / "ring", "resume": True}
     model = sb3.DQN(
-        "MlpPolicy", "CartPole-v1", device="cpu", buffer_size=500, learning_starts=10,
-        policy_kwargs={"net_arch": [8]}, replay_buffer_class=adapter.ReplayBuffer,
+        "MlpPolicy",
+        "CartPole-v1",
+        device="cpu",
+        buffer_size=500,
+        learning_starts=10,
+        policy_kwargs={"net_arch": [8]},
+        replay_buffer_class=adapter.ReplayBuffer,
         replay_buffer_kwargs=options,
-    )  # fmt: skip
+    )
     model.learn(30)
     model.save(tmp_path / "model")
     model.save_replay_buffer(tmp_path / "buffer")

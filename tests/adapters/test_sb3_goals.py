@@ -94,9 +94,9 @@ class Episodes:
                 steps = [at for at, _ in episode if (env, at) not in self.unknown]
                 for at in steps:
                     later = [other for other in steps if other >= at]
-                    found[env, at] = {
-                        "future": later, "final": steps[-1:], "episode": steps,
-                    }[strategy]  # fmt: skip
+                    found[env, at] = {"future": later, "final": steps[-1:], "episode": steps}[
+                        strategy
+                    ]
         return found
 
     def draw(self, sampler, batch_size, num_virtual, strategy):
@@ -163,9 +163,7 @@ def test_goals_follow_the_distribution_and_come_from_the_step_that_achieved_them
         assert last.tolist() == [place in ends for place in places]
         assert set(places) == set(pairs)
         counts.update(zip(places[-virtual:], goals.tolist(), strict=True))
-        wanted = [
-            world.achieved(*each) for each in zip(ids[-virtual:], goals, strict=True)
-        ]
+        wanted = [world.achieved(*each) for each in zip(ids[-virtual:], goals, strict=True)]
         assert given[:, 0].tolist() == wanted
     law = {
         (place, goal): draws * virtual / len(pairs) / len(goals)
@@ -218,13 +216,23 @@ def test_without_a_whole_episode_nothing_is_drawn(tmp_path):
 
 
 INFO = {
-    "is_success": True, "n": 3, "x": 0.1, "nan": float("inf"), "name": "Ä\0",
+    "is_success": True,
+    "n": 3,
+    "x": 0.1,
+    "nan": float("inf"),
+    "name": "Ä\0",
     "no": None,
-    "list": [1, [2.5, "a"]], "pair": (1, (2, [3])), "nested": {"a": {"b": 1}},
-    "array": np.arange(6, dtype=np.float32).reshape(2, 3), "flag": np.bool_(True),
-    "half": np.float16(0.5), "double": np.float64(0.1), "text": np.str_("abc"),
-    "empty": np.zeros((0, 2), np.int8), "complex": np.complex64(1 + 2j),
-}  # fmt: skip
+    "list": [1, [2.5, "a"]],
+    "pair": (1, (2, [3])),
+    "nested": {"a": {"b": 1}},
+    "array": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "flag": np.bool_(True),
+    "half": np.float16(0.5),
+    "double": np.float64(0.1),
+    "text": np.str_("abc"),
+    "empty": np.zeros((0, 2), np.int8),
+    "complex": np.complex64(1 + 2j),
+}
 
 
 def test_infos_come_back_as_they_went_in():
@@ -273,10 +281,7 @@ def test_an_info_that_is_too_large_names_its_size():
 
 def test_the_infos_of_a_monitor_fit_at_an_end():
     first = sb3_goals.encoded([{"TimeLimit.truncated": False}], None, 0)
-    told = {
-        "TimeLimit.truncated": True,
-        "episode": {"r": -1 / 3, "l": 1000, "t": 2 / 7},
-    }
+    told = {"TimeLimit.truncated": True, "episode": {"r": -1 / 3, "l": 1000, "t": 2 / 7}}
     again = sb3_goals.encoded([told], None, first.shape[1])
     assert sb3_goals.decoded(again) == [told]
 
@@ -284,12 +289,16 @@ def test_the_infos_of_a_monitor_fit_at_an_end():
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b"{", b"\xff", json.dumps({"\0": ["array", "O", [1], ""]}).encode(),
+        b"",
+        b"{",
+        b"\xff",
+        json.dumps({"\0": ["array", "O", [1], ""]}).encode(),
         json.dumps({"\0": ["array", "<f4", [9], ""]}).encode(),
-        json.dumps({"\0": ["array"]}).encode(), json.dumps({"\0": 3}).encode(),
+        json.dumps({"\0": ["array"]}).encode(),
+        json.dumps({"\0": 3}).encode(),
         b"3",
     ],
-)  # fmt: skip
+)
 def test_damaged_infos_are_refused(text):
     row = np.zeros((1, 64), np.uint8)
     row[0, : len(text)] = np.frombuffer(text, np.uint8)

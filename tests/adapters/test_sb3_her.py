@@ -14,9 +14,7 @@ import pytest
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
-sb3 = pytest.importorskip(
-    "stable_baselines3", reason="stable-baselines3 is not installed"
-)
+sb3 = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
 her = pytest.importorskip("stable_baselines3.her.her_replay_buffer")
@@ -27,9 +25,7 @@ Strategy = her.GoalSelectionStrategy
 DDPG, DQN, SAC = sb3.DDPG, sb3.DQN, sb3.SAC
 
 GOAL = gym.spaces.Box(-1e6, 1e6, (2,), np.float32)
-SPACE = gym.spaces.Dict(
-    {"observation": GOAL, "achieved_goal": GOAL, "desired_goal": GOAL}
-)
+SPACE = gym.spaces.Dict({"observation": GOAL, "achieved_goal": GOAL, "desired_goal": GOAL})
 ACTION = gym.spaces.Box(-1, 1, (2,), np.float32)
 STRATEGIES = ["future", "final", "episode"]
 
@@ -73,13 +69,16 @@ def walk(rng, envs, steps, ends=0.2, time_limits=0.1):
         done = rng.random(envs) < ends
         timeout = np.where(done, rng.random(envs) < 0.5, rng.random(envs) < time_limits)
         yield SimpleNamespace(
-            obs=obs, next_obs=then, done=done,
-            action=rng.random((envs, 2), np.float32), reward=rng.random(envs),
+            obs=obs,
+            next_obs=then,
+            done=done,
+            action=rng.random((envs, 2), np.float32),
+            reward=rng.random(envs),
             infos=[
                 {"TimeLimit.truncated": bool(each), "bonus": number + env / 10}
                 for env, each in enumerate(timeout)
             ],
-        )  # fmt: skip
+        )
         anew = look()
         obs = {key: np.where(done[:, None], anew[key], then[key]) for key in then}
 
@@ -116,9 +115,7 @@ def test_every_transition_is_the_one_that_the_original_draws(
     for number, step in enumerate(walk(rng, envs, 130)):
         give(ours, step)
         give(theirs, step)
-        assert (ours.pos, ours.full, ours.size()) == (
-            theirs.pos, theirs.full, theirs.size(),
-        )  # fmt: skip
+        assert (ours.pos, ours.full, ours.size()) == (theirs.pos, theirs.full, theirs.size())
         if number in (50, 97):
             ours.truncate_last_trajectory()
             theirs.truncate_last_trajectory()
@@ -136,9 +133,10 @@ def test_every_transition_is_the_one_that_the_original_draws(
         real = 300 - 240
         goals = found.goal_positions % 40
         monkeypatch.setattr(
-            theirs, "_sample_goals",
+            theirs,
+            "_sample_goals",
             lambda _, ids, g=goals: theirs.next_observations["achieved_goal"][g, ids],
-        )  # fmt: skip
+        )
         parts = [
             theirs._get_real_samples(at[:real], envs_of[:real]),
             theirs._get_virtual_samples(at[real:], envs_of[real:]),
@@ -164,18 +162,13 @@ def test_every_transition_is_the_one_that_the_original_draws(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_steps_and_goals_follow_the_distribution_of_the_original(
-    tmp_path, rng, strategy
-):
+def test_steps_and_goals_follow_the_distribution_of_the_original(tmp_path, rng, strategy):
     ours, theirs = both(tmp_path, 2, 12, goal_selection_strategy=strategy)
     for step in walk(rng, 2, 17, ends=0.4):
         give(ours, step)
         give(theirs, step)
     where = {
-        tuple(theirs.next_observations["achieved_goal"][slot, env].tolist()): (
-            env,
-            slot,
-        )
+        tuple(theirs.next_observations["achieved_goal"][slot, env].tolist()): (env, slot)
         for slot in range(12)
         for env in range(2)
     }
@@ -195,8 +188,7 @@ def test_steps_and_goals_follow_the_distribution_of_the_original(
             at = map(tuple, observations["achieved_goal"][first:].tolist())
             goals = map(tuple, observations["desired_goal"][first:].tolist())
             counts[-1].update(
-                (starts[one], where[other])
-                for one, other in zip(at, goals, strict=True)
+                (starts[one], where[other]) for one, other in zip(at, goals, strict=True)
             )
     assert set(counts[0]) == set(counts[1])
     # Two samples of one law: Pearson's statistic has mean df and variance 2 df, df
@@ -227,8 +219,10 @@ def test_half_the_disk_gives_the_same_transitions(tmp_path, rng):
         parts = [
             *(samples.observations[key] for key in SPACE),
             *(samples.next_observations[key] for key in SPACE),
-            samples.actions, samples.dones, samples.rewards,
-        ]  # fmt: skip
+            samples.actions,
+            samples.dones,
+            samples.rewards,
+        ]
         real = 2000 - 1600
         return set(map(tuple, torch.cat(parts, 1)[:real].tolist()))
 
@@ -269,9 +263,7 @@ def test_samples_are_normalized_after_rewards_were_computed(tmp_path, rng):
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "FUTURE", *Strategy])
 def test_strategies_are_given_as_the_original_takes_them(strategy):
     kind = HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=strategy)
-    other = her.HerReplayBuffer(
-        10, SPACE, ACTION, None, goal_selection_strategy=strategy
-    )
+    other = her.HerReplayBuffer(10, SPACE, ACTION, None, goal_selection_strategy=strategy)
     assert kind.goal_selection_strategy is other.goal_selection_strategy
     assert kind.her_ratio == other.her_ratio
     assert isinstance(kind, her.HerReplayBuffer)
@@ -350,9 +342,7 @@ def test_rewards_that_are_not_one_a_goal_are_refused(tmp_path, rng, monkeypatch)
     for step in walk(rng, 1, 40):
         give(ours, step)
     monkeypatch.setattr(Reach, "compute_reward", lambda *_: 0.5)
-    with pytest.raises(
-        SchemaError, match=r"compute_reward must .* got shape \[\] for 8 goals"
-    ):
+    with pytest.raises(SchemaError, match=r"compute_reward must .* got shape \[\] for 8 goals"):
         ours.sample(10)
     ours.close()
 
@@ -378,9 +368,7 @@ def test_infos_are_restored_with_their_size_limit(tmp_path, rng):
     give(again, steps[0])
     assert again.ring.schema["info"].shape == room
     again.close()
-    without = HerReplayBuffer(
-        40, SPACE, ACTION, reach(), path=tmp_path / "ring", resume=True
-    )
+    without = HerReplayBuffer(40, SPACE, ACTION, reach(), path=tmp_path / "ring", resume=True)
     with pytest.raises(SchemaError, match=r"must hold .* Pass the arguments"):
         without.size()
 
@@ -411,36 +399,27 @@ def test_a_folder_without_infos_is_refused_where_they_are_asked_for(tmp_path, rn
         give(ours, step)
     ours.close()
     again = HerReplayBuffer(
-        40, SPACE, ACTION, reach(), path=tmp_path / "ring", resume=True,
-        copy_info_dict=True,
-    )  # fmt: skip
-    with pytest.raises(
-        SchemaError, match=r"copy_info_dict=True needs infos, but .* has none"
-    ):
+        40, SPACE, ACTION, reach(), path=tmp_path / "ring", resume=True, copy_info_dict=True
+    )
+    with pytest.raises(SchemaError, match=r"copy_info_dict=True needs infos, but .* has none"):
         give(again, step)
 
 
 @pytest.mark.parametrize("option", [{"info_keys": ["a"]}, {"info_bytes": 64}])
 def test_how_infos_are_stored_is_refused_where_they_are_not(option):
     (name,) = option
-    with pytest.raises(
-        SchemaError, match=f"{name} must be left out unless copy_info_dict is True"
-    ):
+    with pytest.raises(SchemaError, match=f"{name} must be left out unless copy_info_dict is True"):
         HerReplayBuffer(10, SPACE, ACTION, None, **option)
 
 
 @pytest.mark.parametrize("keys", ["is_success", [3], [b"a"]])
 def test_names_of_infos_are_a_sequence_of_text(keys):
-    with pytest.raises(
-        SchemaError, match=r"^info_keys must be .*\[.is_success.\], got"
-    ):
+    with pytest.raises(SchemaError, match=r"^info_keys must be .*\[.is_success.\], got"):
         HerReplayBuffer(10, SPACE, ACTION, None, copy_info_dict=True, info_keys=keys)
 
 
 def test_copying_infos_is_true_or_false():
-    with pytest.raises(
-        SchemaError, match=r"^copy_info_dict must be True or False, got"
-    ):
+    with pytest.raises(SchemaError, match=r"^copy_info_dict must be True or False, got"):
         HerReplayBuffer(10, SPACE, ACTION, None, copy_info_dict="no")
 
 
@@ -452,11 +431,17 @@ def model(kind, path, env=None, resume=False, **options):
     """A small model over a buffer on disk."""
     continuous = not issubclass(kind, DQN)
     return kind(
-        "MultiInputPolicy", flip(continuous=continuous) if env is None else env,
-        buffer_size=400, learning_starts=30, batch_size=16, seed=0, device="cpu",
-        policy_kwargs={"net_arch": [16]}, replay_buffer_class=HerReplayBuffer,
+        "MultiInputPolicy",
+        flip(continuous=continuous) if env is None else env,
+        buffer_size=400,
+        learning_starts=30,
+        batch_size=16,
+        seed=0,
+        device="cpu",
+        policy_kwargs={"net_arch": [16]},
+        replay_buffer_class=HerReplayBuffer,
         replay_buffer_kwargs={"path": path, "resume": resume, **options},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", [DDPG, SAC, DQN])
@@ -471,9 +456,7 @@ def test_models_train_with_it_unchanged(tmp_path, kind):
     agent.replay_buffer.close()
 
 
-@pytest.mark.parametrize(
-    "options", [{"discrete_obs_space": True}, {"image_obs_space": True}]
-)
+@pytest.mark.parametrize("options", [{"discrete_obs_space": True}, {"image_obs_space": True}])
 def test_goals_of_other_spaces_are_relabelled_too(tmp_path, options):
     agent = model(DQN, tmp_path / "ring", env=flip(**options))
     agent.learn(40)
@@ -506,9 +489,7 @@ def test_saving_and_loading_a_models_buffer_truncates_or_goes_on(tmp_path):
     buffer.close()
     for goes_on in (True, False):
         again = DQN.load(tmp_path / "model.zip", env=flip())
-        again.load_replay_buffer(
-            tmp_path / "buffer.pkl", truncate_last_traj=not goes_on
-        )
+        again.load_replay_buffer(tmp_path / "buffer.pkl", truncate_last_traj=not goes_on)
         loaded = again.replay_buffer
         assert loaded.env is again.env
         assert "not open yet" in repr(loaded)
@@ -591,8 +572,10 @@ DQN("MultiInputPolicy", BitFlippingEnv(n_bits=4), learning_starts=20, batch_size
 def test_a_run_that_was_killed_goes_on_with_its_buffer(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "ring")],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     held = int(done.stdout)
     with pytest.raises(FormatError, match="resume=True"):
@@ -615,13 +598,22 @@ def solved(kind, buffer_class, path, bits, steps, train_freq, **options):
     """Episodes of 50 whose goal a trained agent reaches."""
     continuous = not issubclass(kind, DQN)
     agent = kind(
-        "MultiInputPolicy", flip(n_bits=bits, continuous=continuous), seed=1,
-        learning_rate=1e-3, buffer_size=20_000, learning_starts=300, batch_size=64,
-        train_freq=train_freq, gradient_steps=1, gamma=0.95, device="cpu",
+        "MultiInputPolicy",
+        flip(n_bits=bits, continuous=continuous),
+        seed=1,
+        learning_rate=1e-3,
+        buffer_size=20_000,
+        learning_starts=300,
+        batch_size=64,
+        train_freq=train_freq,
+        gradient_steps=1,
+        gamma=0.95,
+        device="cpu",
         policy_kwargs={"net_arch": [64] * (1 + continuous)},
-        replay_buffer_class=buffer_class, replay_buffer_kwargs={"path": path},
+        replay_buffer_class=buffer_class,
+        replay_buffer_kwargs={"path": path},
         **options,
-    )  # fmt: skip
+    )
     agent.learn(steps)
     agent.replay_buffer.close()
     env, count = flip(n_bits=bits, continuous=continuous), 0
@@ -641,11 +633,17 @@ def test_hindsight_learns_what_the_plain_buffer_does_not(tmp_path):
     """Ten bits: without other goals hardly any episode is ever rewarded."""
     with_goals, plain = (
         solved(
-            DQN, kind, tmp_path / kind.__name__, 10, 5_000, 2,
-            exploration_fraction=0.3, target_update_interval=100,
+            DQN,
+            kind,
+            tmp_path / kind.__name__,
+            10,
+            5_000,
+            2,
+            exploration_fraction=0.3,
+            target_update_interval=100,
         )
         for kind in (HerReplayBuffer, adapter.DictReplayBuffer)
-    )  # fmt: skip
+    )
     assert with_goals > plain + 25
 
 

@@ -21,13 +21,9 @@ def of_velora(path):
 
 def of_tmrl(path):
     memory = tmrl.GenericTorchMemory(50, 10, path=path)
-    rows = [
-        (np.float32([n]), np.float32([n]), 0.0, False, False, {}) for n in range(50)
-    ]
+    rows = [(np.float32([n]), np.float32([n]), 0.0, False, False, {}) for n in range(50)]
     stats = dict.fromkeys(STATS, 0.0)
-    memory.append(
-        type("Buffer", (), {"__len__": lambda _: 50, "memory": rows} | stats)()
-    )
+    memory.append(type("Buffer", (), {"__len__": lambda _: 50, "memory": rows} | stats)())
     return memory, memory.sample()[0].flatten().tolist()
 
 

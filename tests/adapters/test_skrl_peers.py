@@ -134,17 +134,13 @@ def test_draws_have_the_shapes_of_the_original_s(tmp_path, rng, replacement):
         memory.add_samples(**given)
     for size, parts, length in ((8, 1, 1), (100, 1, 1), (7, 3, 1), (6, 2, 4)):
         drawn = [
-            each.sample(
-                NAMES, batch_size=size, mini_batches=parts, sequence_length=length
-            )
+            each.sample(NAMES, batch_size=size, mini_batches=parts, sequence_length=length)
             for each in (original, memory)
         ]
         assert len(drawn[0]) == len(drawn[1]) == parts
         for one, other in zip(*drawn, strict=True):
             for left, right in zip(one, other, strict=True):
-                kinds = [
-                    None if t is None else (t.shape, t.dtype) for t in (left, right)
-                ]
+                kinds = [None if t is None else (t.shape, t.dtype) for t in (left, right)]
                 assert kinds[0] == kinds[1]
         # What ours drew is what the original holds there.
         again = original.sample_by_index(
@@ -186,12 +182,8 @@ def test_what_the_original_refuses_is_a_value_error_here_too(tmp_path):
         for call in (
             lambda memory=each: memory.add_samples(),
             lambda memory=each: memory.create_tensor(name="rewards", size=2),
-            lambda memory=each: memory.create_tensor(
-                name="rewards", size=1, dtype=torch.int8
-            ),
-            lambda memory=each: memory.create_tensor(
-                name="x", size=3, keep_dimensions=True
-            ),
+            lambda memory=each: memory.create_tensor(name="rewards", size=1, dtype=torch.int8),
+            lambda memory=each: memory.create_tensor(name="x", size=3, keep_dimensions=True),
             lambda memory=each: memory.add_samples(rewards=torch.zeros(2, 1, 1)),
         ):
             with pytest.raises(ValueError, match=r"\w"):  # in its own words
@@ -243,9 +235,10 @@ def pendulum(envs):
 
 def trained(agent, env, timesteps):
     trainer = trainers.SequentialTrainer(
-        env=env, agents=agent,
+        env=env,
+        agents=agent,
         cfg={"timesteps": timesteps, "headless": True, "disable_progressbar": True},
-    )  # fmt: skip
+    )
     trainer.train()
 
 
@@ -259,9 +252,10 @@ def quiet(directory):
 
 def spaces_of(env):
     return {
-        "observation_space": env.observation_space, "action_space": env.action_space,
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
         "device": "cpu",
-    }  # fmt: skip
+    }
 
 
 def ddpg_over(memory, env, directory, learning_starts):
@@ -270,10 +264,11 @@ def ddpg_over(memory, env, directory, learning_starts):
     kinds = {name: Fixed(3, 1, **shape) for name in ("policy", "target_policy")}
     kinds |= {name: Fixed(4, 1, **shape) for name in ("critic", "target_critic")}
     agent = ddpg.DDPG(
-        models=kinds, memory=memory, **shape,
-        cfg={"batch_size": 16, "learning_starts": learning_starts,
-             "experiment": quiet(directory)},
-    )  # fmt: skip
+        models=kinds,
+        memory=memory,
+        **shape,
+        cfg={"batch_size": 16, "learning_starts": learning_starts, "experiment": quiet(directory)},
+    )
     return agent, kinds
 
 
@@ -282,17 +277,14 @@ def test_ddpg_trains_with_it_unchanged(tmp_path, replacement):
     torch.manual_seed(0)
     env = pendulum(3)
     memory = ours.RandomMemory(
-        memory_size=100, num_envs=3, device="cpu", replacement=replacement,
-        path=tmp_path / "ring",
-    )  # fmt: skip
+        memory_size=100, num_envs=3, device="cpu", replacement=replacement, path=tmp_path / "ring"
+    )
     agent, kinds = ddpg_over(memory, env, tmp_path, 20)
     before = weights(kinds)
     trained(agent, env, 150)
     assert memory.filled
     assert memory.memory_index == 50
-    assert any(
-        not torch.equal(a, b) for a, b in zip(before, weights(kinds), strict=True)
-    )
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights(kinds), strict=True))
     memory.home.close()
     # A run that goes on finds its samples.
     again = ours.RandomMemory(
@@ -312,15 +304,19 @@ def run_ppo(memory, directory):
     shape = spaces_of(env)
     kinds = {"policy": Gaussian(3, 1, **shape), "value": Fixed(3, 1, **shape)}
     agent = ppo.PPO(
-        models=kinds, memory=memory, **shape,
-        cfg={"rollouts": 16, "mini_batches": 2, "learning_epochs": 2,
-             "experiment": quiet(directory)},
-    )  # fmt: skip
+        models=kinds,
+        memory=memory,
+        **shape,
+        cfg={
+            "rollouts": 16,
+            "mini_batches": 2,
+            "learning_epochs": 2,
+            "experiment": quiet(directory),
+        },
+    )
     before = weights(kinds)
     trained(agent, env, 64)
-    assert any(
-        not torch.equal(a, b) for a, b in zip(before, weights(kinds), strict=True)
-    )
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights(kinds), strict=True))
     return weights(kinds)
 
 

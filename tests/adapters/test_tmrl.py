@@ -43,9 +43,7 @@ def make(tmp_path):
     made = []
 
     def make(memory_size=100, batch_size=4, name="ring", **options):
-        memory = GenericTorchMemory(
-            memory_size, batch_size, path=tmp_path / name, **options
-        )
+        memory = GenericTorchMemory(memory_size, batch_size, path=tmp_path / name, **options)
         made.append(memory)
         return memory
 
@@ -64,15 +62,7 @@ def item_of(memory, item):
     def acts(seen):
         return [int(a[0]) for a in seen[2:]]
 
-    return (
-        images(old),
-        acts(old),
-        int(act[0]),
-        images(new),
-        acts(new),
-        reward,
-        terminated,
-    )
+    return (images(old), acts(old), int(act[0]), images(new), acts(new), reward, terminated)
 
 
 def test_histories_of_four_images_and_one_action_are_the_golden_ones(make):
@@ -111,18 +101,7 @@ def test_buffers_of_any_size_give_the_same_memory(make, sizes):
         memory.append(Buffer(rows[first : first + size]))
         first += size
     assert len(memory) == 10
-    assert [item_of(memory, i)[2] for i in range(10)] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        7,
-        8,
-        9,
-        10,
-        11,
-    ]
+    assert [item_of(memory, i)[2] for i in range(10)] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
 
 
 def test_random_episodes_are_those_of_a_list(make):
@@ -155,9 +134,7 @@ def check_against(memory, rows, size):
         back = [max(begin, now - age) for age in (2, 1, 0)]
         ahead = [max(begin, now + 1 - age) for age in (2, 1, 0)]
         ends = float(rows[now + 1][3])
-        expected.append(
-            (back, back[1:], now + 1, ahead, ahead[1:], float(now + 1), ends)
-        )
+        expected.append((back, back[1:], now + 1, ahead, ahead[1:], float(now + 1), ends))
     assert [item_of(memory, i) for i in range(len(memory))] == expected
 
 
@@ -191,9 +168,7 @@ def test_a_preprocessor_changes_samples_and_batches_alike(make):
 def test_all_ends_end_the_draw_with_a_message_and_not_in_a_loop(make):
     memory = make()
     for draw in (memory.sample, lambda: list(memory.sample_indices())):
-        with pytest.raises(
-            ValueError, match="cannot draw 4 samples from a memory without"
-        ):
+        with pytest.raises(ValueError, match="cannot draw 4 samples from a memory without"):
             draw()
     memory.append(Buffer([sample(n, "term") for n in range(5)]))
     assert len(memory) == 0
@@ -235,10 +210,14 @@ def test_another_size_or_crc_than_that_on_disk_is_refused(make):
 @pytest.mark.parametrize(
     "bad",
     [
-        {"memory_size": 0}, {"memory_size": None}, {"batch_size": 0}, {"imgs_obs": 0},
-        {"act_buf_len": -1}, {"nb_steps": 1.5},
+        {"memory_size": 0},
+        {"memory_size": None},
+        {"batch_size": 0},
+        {"imgs_obs": 0},
+        {"act_buf_len": -1},
+        {"nb_steps": 1.5},
     ],
-)  # fmt: skip
+)
 def test_numbers_that_make_no_sense_are_refused_at_once(make, bad):
     with pytest.raises(SchemaError, match=f"{next(iter(bad))} must be an integer"):
         make(**bad)
@@ -262,9 +241,7 @@ def test_what_images_are_made_with_is_judged_at_once(make, bad, message):
 def test_a_shape_that_images_cannot_have_is_refused_before_there_is_a_ring(make):
     images = [plain((np.float32([1]), np.zeros((1, 4, 4), np.uint8))) for _ in range(3)]
     memory = make(imgs_obs=2, imgs_shape=(3, -1))
-    with pytest.raises(
-        SchemaError, match=r"imgs_shape \[3, -1\] does not fit images of"
-    ):
+    with pytest.raises(SchemaError, match=r"imgs_shape \[3, -1\] does not fit images of"):
         memory.append_buffer(Buffer(images))
     assert not memory.home.path.exists()
     memory = make(imgs_obs=2, imgs_shape=(8, -1))
@@ -373,14 +350,8 @@ def test_an_observation_may_end_with_nothing_unless_images_are_there(make, last)
 @pytest.mark.parametrize(
     ("obs", "message"),
     [
-        (
-            {0: np.ones(1), "0": np.ones(1)},
-            r"sample: keys must differ as text, got \[0,",
-        ),
-        (
-            {"a/b": np.ones(1), "a": {"b": np.ones(1)}},
-            "observation/obs/a/b: two leaves have this",
-        ),
+        ({0: np.ones(1), "0": np.ones(1)}, r"sample: keys must differ as text, got \[0,"),
+        ({"a/b": np.ones(1), "a": {"b": np.ones(1)}}, "observation/obs/a/b: two leaves have this"),
     ],
 )
 def test_keys_that_are_written_alike_are_refused(make, obs, message):
@@ -392,8 +363,7 @@ def test_images_are_scaled_when_they_are_drawn(make):
     memory = make(imgs_obs=2, imgs_scale=256)
     pixels = np.arange(12, dtype=np.uint8).reshape(4, 3)
     rows = [
-        (np.float32([0]), (np.float32([n]), pixels[n]), 0.0, False, False, {})
-        for n in range(4)
+        (np.float32([0]), (np.float32([n]), pixels[n]), 0.0, False, False, {}) for n in range(4)
     ]
     memory.append(Buffer(rows))
     old, *_ = memory.sample()
@@ -414,9 +384,7 @@ def test_nested_observations_and_actions_keep_their_structure(make):
     assert torch.equal(act["gas"].float(), reward)
     assert act["gas"].dtype == torch.int64
     assert torch.equal(old[0]["a"][0][:, 0], old[2]["gas"].to(torch.int8))
-    with pytest.raises(
-        SchemaError, match=r"Samples of one memory have one structure\."
-    ):
+    with pytest.raises(SchemaError, match=r"Samples of one memory have one structure\."):
         memory.append(Buffer([sample(1)]))
     assert len(memory) == 5
 

@@ -39,9 +39,7 @@ def worker(count, rng, stack=3):
 
 @pytest.fixture
 def memory(tmp_path):
-    memory = GenericTorchMemory(
-        100, 32, crc_debug=True, imgs_obs=3, path=tmp_path / "ring"
-    )
+    memory = GenericTorchMemory(100, 32, crc_debug=True, imgs_obs=3, path=tmp_path / "ring")
     yield memory
     memory.close()
 
@@ -105,9 +103,7 @@ def test_one_bit_in_the_middle_is_found(memory, change, name):
 
 def test_samples_of_a_worker_without_crcs_are_refused(memory):
     rows = [(*row[:5], {}) for row in worker(3, np.random.default_rng(1))]
-    with pytest.raises(
-        SchemaError, match=r"Set crc_debug in the RolloutWorker as well\."
-    ):
+    with pytest.raises(SchemaError, match=r"Set crc_debug in the RolloutWorker as well\."):
         memory.append(Buffer(rows))
 
 
@@ -135,22 +131,16 @@ def test_memories_of_ones_own_are_checked_as_well():
 
 
 def columns():
-    rows = [
-        (np.float32([n]), np.float32([n]), float(n), n == 2, False) for n in range(6)
-    ]
+    rows = [(np.float32([n]), np.float32([n]), float(n), n == 2, False) for n in range(6)]
     act, obs, reward, terminated, truncated = (list(c) for c in zip(*rows, strict=True))
     return [act, obs, reward, terminated, truncated, [{}] * 6, terminated]
 
 
 def test_a_pickle_is_loaded_only_where_it_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(columns()))
-    with pytest.raises(
-        SchemaError, match=r"memory is not limited\. Pass allow_pickle=True"
-    ):
+    with pytest.raises(SchemaError, match=r"memory is not limited\. Pass allow_pickle=True"):
         GenericTorchMemory(dataset_path=tmp_path, path=tmp_path / "a")
-    memory = GenericTorchMemory(
-        3, dataset_path=tmp_path, path=tmp_path / "b", allow_pickle=True
-    )
+    memory = GenericTorchMemory(3, dataset_path=tmp_path, path=tmp_path / "b", allow_pickle=True)
     # Rows 2 to 5 are kept, of which 2 is an end.
     assert [memory[n][2] for n in range(len(memory))] == [4.0, 5.0]
     memory.close()
@@ -163,6 +153,4 @@ def test_a_pickle_is_loaded_only_where_it_is_allowed(tmp_path, monkeypatch):
 def test_a_pickle_of_another_memory_is_refused(tmp_path):
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(columns() + [[0]] * 2))
     with pytest.raises(FormatError, match="must hold the 7 columns of"):
-        GenericTorchMemory(
-            dataset_path=tmp_path, path=tmp_path / "a", allow_pickle=True
-        )
+        GenericTorchMemory(dataset_path=tmp_path, path=tmp_path / "a", allow_pickle=True)

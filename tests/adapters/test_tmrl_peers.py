@@ -36,9 +36,7 @@ def episodes(rng, count):
     rows = []
     for n in range(count):
         ended = n > 0 and (rows[-1][3] or rows[-1][4])
-        kind = (
-            None if ended or n == 0 else rng.choice([None, "a", "b"], p=[0.8, 0.1, 0.1])
-        )
+        kind = None if ended or n == 0 else rng.choice([None, "a", "b"], p=[0.8, 0.1, 0.1])
         act = rng.random(3).astype(np.float32)
         obs = (np.float32([n]), rng.random(19).astype(np.float32))
         rows.append((act, obs, float(rng.random()), kind == "a", kind == "b", {}))
@@ -51,9 +49,12 @@ def buffer_of(rows):
             return len(self.memory)
 
     return Buffer(
-        memory=rows, stat_train_return=1.0, stat_test_return=2.0,
-        stat_train_steps=3, stat_test_steps=4,
-    )  # fmt: skip
+        memory=rows,
+        stat_train_return=1.0,
+        stat_test_return=2.0,
+        stat_train_steps=3,
+        stat_test_steps=4,
+    )
 
 
 def assert_same(mine, other):
@@ -95,9 +96,7 @@ def test_the_generic_memory_gives_the_same_transitions(theirs, tmp_path, seed):
             else:
                 assert x.shape == y.shape
                 # But for rewards, which are float64 in tmrl's batches.
-                assert x.dtype == (
-                    torch.float32 if y.dtype == torch.float64 else y.dtype
-                )
+                assert x.dtype == (torch.float32 if y.dtype == torch.float64 else y.dtype)
     assert mine.stat_test_return == other.stat_test_return == 2.0
     mine.close()
 
@@ -108,9 +107,7 @@ def test_histories_are_those_of_the_lidar_memory(theirs, tmp_path, images, acts)
     mine = GenericTorchMemory(
         500, path=tmp_path / "ring", imgs_obs=images, act_buf_len=acts, imgs_shape=(-1,)
     )
-    other = theirs.MemoryTMLidar(
-        500, 8, str(tmp_path), imgs_obs=images, act_buf_len=acts
-    )
+    other = theirs.MemoryTMLidar(500, 8, str(tmp_path), imgs_obs=images, act_buf_len=acts)
     for _ in range(5):
         rows = episodes(rng, 40)
         mine.append(buffer_of(rows))
@@ -138,7 +135,13 @@ def test_histories_are_those_of_the_lidar_memory(theirs, tmp_path, images, acts)
 def columns(rows):
     """What MemoryTMLidar keeps of samples."""
     return [
-        list(range(len(rows))), [r[0] for r in rows], [r[1][0] for r in rows],
-        [r[1][1] for r in rows], [r[3] or r[4] for r in rows], [r[2] for r in rows],
-        [r[5] for r in rows], [r[3] for r in rows], [r[4] for r in rows],
-    ]  # fmt: skip
+        list(range(len(rows))),
+        [r[0] for r in rows],
+        [r[1][0] for r in rows],
+        [r[1][1] for r in rows],
+        [r[3] or r[4] for r in rows],
+        [r[2] for r in rows],
+        [r[5] for r in rows],
+        [r[3] for r in rows],
+        [r[4] for r in rows],
+    ]

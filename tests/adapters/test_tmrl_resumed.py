@@ -16,8 +16,7 @@ class Buffer:
 
     def __init__(self, numbers):
         self.memory = [
-            (np.float32([n]), (np.float32([n]),), float(n), False, False, {})
-            for n in numbers
+            (np.float32([n]), (np.float32([n]),), float(n), False, False, {}) for n in numbers
         ]
 
     def __len__(self):
@@ -47,9 +46,7 @@ def test_a_memory_without_a_path_refuses_the_first_checkpoint(monkeypatch, count
     monkeypatch.delenv("MMREPLAY_DIR", raising=False)
     memory = GenericTorchMemory(10, 2)
     memory.append(Buffer(range(count)))
-    with pytest.raises(
-        FormatError, match="exit; tmrl pickles it for a checkpoint after"
-    ):
+    with pytest.raises(FormatError, match="exit; tmrl pickles it for a checkpoint after"):
         pickle.dumps(memory)
     memory.close()
 

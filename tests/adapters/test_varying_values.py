@@ -17,8 +17,7 @@ from tests.adapters.pytorchrl_steps import storages, transition
 from tests.adapters.test_tmrl import Buffer
 
 WAY_OUT = (
-    "Pad it to one shape, or store it in an mmreplay.ReplayBuffer, which has fields "
-    "that vary."
+    "Pad it to one shape, or store it in an mmreplay.ReplayBuffer, which has fields that vary."
 )
 VALUES = {
     "text": ("abc", "str"),
@@ -26,9 +25,7 @@ VALUES = {
     "texts": (np.array(["abc"]), "<U3"),
     "ragged": (mr.Ragged(np.zeros(3, np.float32), np.array([0, 1, 3])), "Ragged"),
     "jagged": (
-        torch.nested.nested_tensor(
-            [torch.zeros(3), torch.zeros(2)], layout=torch.jagged
-        ),
+        torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)], layout=torch.jagged),
         "nested tensor",
     ),
     "lists": ([[1.0], [1.0, 2.0]], "list of several"),
@@ -51,9 +48,7 @@ def test_memories_refuse_sizes_that_vary(library, keep, tmp_path):
     spaces = pytest.importorskip("gymnasium").spaces
     box = spaces.Box(-1, 1, (2,))
     memory = library.RandomMemory(5, device="cpu", path=tmp_path / "ring")
-    for size in (
-        (None,), [None, 3], spaces.Text(5), spaces.Sequence(box), spaces.Graph(box, box)
-    ):  # fmt: skip
+    for size in ((None,), [None, 3], spaces.Text(5), spaces.Sequence(box), spaces.Graph(box, box)):
         message = rf"size must be of one shape, got .*\. {re.escape(WAY_OUT)}"
         with pytest.raises(SchemaError, match=message):
             memory.create_tensor("states", size, torch.float32, keep)
@@ -74,10 +69,14 @@ def test_memories_refuse_values_that_vary(library, kind, tmp_path):
 @pytest.mark.parametrize(
     "leaf",
     [
-        Spec((None,)), Spec((None, 3)), Spec((), np.dtype("U5")), Spec((), "object"),
-        mr.Field((None,), "int32", max_length=5), mr.Field.text(max_bytes=5),
+        Spec((None,)),
+        Spec((None, 3)),
+        Spec((), np.dtype("U5")),
+        Spec((), "object"),
+        mr.Field((None,), "int32", max_length=5),
+        mr.Field.text(max_bytes=5),
     ],
-)  # fmt: skip
+)
 def test_specs_that_vary_are_refused(leaf):
     message = rf"data_spec: 'step/o' must be numbers of one shape, .*{WAY_OUT}"
     with pytest.raises(RuntimeError, match=message):

@@ -69,9 +69,7 @@ def test_six_adds_into_four_wrap_as_veloras_do(buffer):
 def test_what_a_buffer_was_made_with_does_not_change(buffer, name):
     buffer.add(*step(1))
     known = buffer.metadata()
-    with pytest.raises(
-        SchemaError, match=rf"^{name} cannot .* made with {known[name]}, got 20"
-    ):
+    with pytest.raises(SchemaError, match=rf"^{name} cannot .* made with {known[name]}, got 20"):
         setattr(buffer, name, 20)
     assert buffer.metadata() == known
 
@@ -80,9 +78,7 @@ def test_what_a_buffer_was_made_with_does_not_change(buffer, name):
 @pytest.mark.parametrize("value", [0, -1, 2.5, "x"])
 def test_features_that_make_no_sense_are_refused_by_name(tmp_path, name, value):
     dims = {"state_dim": 2, "action_dim": 1, "hidden_dim": 3, name: value}
-    with pytest.raises(
-        SchemaError, match=f"^{name} must be an integer of at .*{value!r}"
-    ):
+    with pytest.raises(SchemaError, match=f"^{name} must be an integer of at .*{value!r}"):
         ReplayBuffer(4, **dims, path=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -181,9 +177,7 @@ def test_the_base_does_not_sample(tmp_path):
 
 def test_a_scalar_is_not_repeated_over_a_state_and_nothing_is_added(buffer):
     state, *rest = step(1)
-    with pytest.raises(
-        SchemaError, match=r"states must have the shape \[2\], got \[\]\."
-    ):
+    with pytest.raises(SchemaError, match=r"states must have the shape \[2\], got \[\]\."):
         buffer.add(state[0], *rest)
     wide = steps(range(3))
     with pytest.raises(SchemaError, match=r"next_states must have .* got \[2, 2\]"):
@@ -211,9 +205,11 @@ def test_what_is_saved_loads_and_goes_on_where_it_was(buffer, tmp_path):
     buffer.save(tmp_path / "saved", "v1.3_")
     names = sorted(p.name for p in (tmp_path / "saved").iterdir())
     assert names == [
-        "v1.2_metadata.json", "v1.2_state.safetensors",
-        "v1.3_metadata.json", "v1.3_state.safetensors",
-    ]  # fmt: skip
+        "v1.2_metadata.json",
+        "v1.2_state.safetensors",
+        "v1.3_metadata.json",
+        "v1.3_state.safetensors",
+    ]
     text = (tmp_path / "saved" / "v1.2_metadata.json").read_text()
     assert text == json.dumps(buffer.metadata(), indent=2)
     found = load_file(tmp_path / "saved" / "v1.2_state.safetensors")
@@ -239,9 +235,7 @@ def test_a_half_full_buffer_loads_and_a_gpus_goes_to_the_cpu(buffer, tmp_path):
     told = buffer.metadata() | {"device": "cuda:0"}
     again = ReplayBuffer.load(tmp_path / "buffer_state.safetensors", told)
     assert len(again) == 2
-    assert again.sample(1).states.device.type == (
-        "cuda" if torch.cuda.is_available() else "cpu"
-    )
+    assert again.sample(1).states.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     again.close()
 
 
@@ -287,16 +281,13 @@ def test_tensors_of_other_shapes_are_refused(tmp_path):
     cut = (tmp_path / "s.safetensors").read_bytes()[:-3]
     (tmp_path / "s.safetensors").write_bytes(cut)
     with pytest.raises(
-        CorruptError,
-        match=r"must have 104 bytes as its header says, got 101\. The file was",
+        CorruptError, match=r"must have 104 bytes as its header says, got 101\. The file was"
     ):
         ReplayBuffer.load(tmp_path / "s", told)
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_a_load_that_was_killed_is_refused_by_name(
-    buffer, tmp_path, monkeypatch, blocks
-):
+def test_a_load_that_was_killed_is_refused_by_name(buffer, tmp_path, monkeypatch, blocks):
     buffer.add_multi(*steps(range(6)))
     buffer.save(tmp_path)
     told = buffer.metadata()
@@ -314,9 +305,7 @@ def test_a_load_that_was_killed_is_refused_by_name(
         ReplayBuffer.load(tmp_path / "buffer_state", told, path=tmp_path / "new")
     gc.collect()
     monkeypatch.undo()
-    with pytest.raises(
-        FormatError, match=f"holds {blocks} of the 4 steps of a load tha"
-    ):
+    with pytest.raises(FormatError, match=f"holds {blocks} of the 4 steps of a load tha"):
         ReplayBuffer(4, 2, 1, 3, path=tmp_path / "new", resume=True)
     remove_tree(tmp_path / "new")
     loaded = ReplayBuffer.load(tmp_path / "buffer_state", told, path=tmp_path / "new")
@@ -340,12 +329,8 @@ def test_a_load_without_a_path_passes_over_what_is_there(buffer, tmp_path, monke
         beside.add_multi(*steps(range(1)))
         for each in (loaded, beside):
             each.close()
-    with pytest.raises(
-        FormatError, match=r"already holds a buffer\. Choose another path"
-    ):
-        ReplayBuffer.load(
-            tmp_path / "buffer_state", buffer.metadata(), path=loaded.home.path
-        )
+    with pytest.raises(FormatError, match=r"already holds a buffer\. Choose another path"):
+        ReplayBuffer.load(tmp_path / "buffer_state", buffer.metadata(), path=loaded.home.path)
 
 
 class Agent:

@@ -87,13 +87,9 @@ def test_each_loads_what_the_other_saved(tmp_path, count):
     other.add_multi(*given)
     mine.save(tmp_path / "mine")
     other.save(tmp_path / "theirs")
-    names = [
-        sorted(p.name for p in (tmp_path / n).iterdir()) for n in ("mine", "theirs")
-    ]
+    names = [sorted(p.name for p in (tmp_path / n).iterdir()) for n in ("mine", "theirs")]
     assert names[0] == names[1]
-    texts = [
-        (tmp_path / n / "buffer_metadata.json").read_text() for n in ("mine", "theirs")
-    ]
+    texts = [(tmp_path / n / "buffer_metadata.json").read_text() for n in ("mine", "theirs")]
     assert texts[0] == texts[1]
     told = json.loads(texts[0])
     back = theirs.ReplayBuffer.load(tmp_path / "mine" / "buffer_state", told)

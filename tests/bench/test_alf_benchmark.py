@@ -8,9 +8,7 @@ from tools.bench import bench_alf
 def test_adds_and_draws_are_timed_and_are_of_what_was_added(tmp_path):
     pytest.importorskip("torch")
     told = bench_alf.measure(tmp_path, bench_alf.QUICK)
-    assert set(told) == {
-        "uniform_add", "uniform_draw", "prioritized_add", "prioritized_draw",
-    }  # fmt: skip
+    assert set(told) == {"uniform_add", "uniform_draw", "prioritized_add", "prioritized_draw"}
     for part in told.values():
         assert set(part["median_us"]) == {"mmreplay", "tensors"}
         assert part["speedup"]["tensors"] > 0

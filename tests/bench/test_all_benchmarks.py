@@ -25,9 +25,13 @@ LIMITS = {"memory_mb_per_s": {"memcpy": 4000.0}, "disk_mb_per_s": {"a": 700.0}}
 
 def record(result):
     return {
-        "result": result, "day": "2031-02-03", "seconds": 4.0, "load_before": 0.1,
-        "machine": "2 cores", "versions": "Python 3.11",
-    }  # fmt: skip
+        "result": result,
+        "day": "2031-02-03",
+        "seconds": 4.0,
+        "load_before": 0.1,
+        "machine": "2 cores",
+        "versions": "Python 3.11",
+    }
 
 
 @pytest.fixture
@@ -44,8 +48,11 @@ def test_figures_are_shown_with_three_digits(value, shown):
 
 
 def test_figures_without_a_peer_stand_in_a_table_with_their_names():
-    figures = [Figure("fill, MB/s", "fill_mb_per_s"), Figure("rows", "rows"),
-               Figure("nothing", "not there")]  # fmt: skip
+    figures = [
+        Figure("fill, MB/s", "fill_mb_per_s"),
+        Figure("rows", "rows"),
+        Figure("nothing", "not there"),
+    ]
     assert page.figure_table(figures, record(RESULT)) == [
         "| | |",
         "|---|---|",
@@ -77,16 +84,17 @@ def test_every_record_answers_a_question_and_every_question_finds_its_figures():
         for question in QUESTIONS
         for row in (*question.ratios, *question.figures)
         if page.look_up(
-            RECORDS[question.script],
-            row.ratios if isinstance(row, Ratios) else row.path,
+            RECORDS[question.script], row.ratios if isinstance(row, Ratios) else row.path
         )
         is None
     ]
     # Nobody ran these originals beyond memory, and no copy loads csv and parquet.
     originals = ("skrl", "pytorchrl", "tmrl", "velora")
     assert {label for script, label in missing if script == "bench_convert"} == {
-        "vectors, load csv", "vectors, load parquet", "pixels, load parquet",
-    }  # fmt: skip
+        "vectors, load csv",
+        "vectors, load parquet",
+        "pixels, load parquet",
+    }
     assert {label for script, label in missing if script != "bench_convert"} <= {
         f"{name}, original" for name in originals
     }
@@ -103,9 +111,7 @@ def test_every_record_answers_a_question_and_every_question_finds_its_figures():
         ("rows more", 3, True, "not measured | at least 3 | "),
     ],
 )
-def test_a_target_is_met_by_the_worst_of_its_figures(
-    results, path, bound, minimum, row
-):
+def test_a_target_is_met_by_the_worst_of_its_figures(results, path, bound, minimum, row):
     target = Target("how", "bench_add", tuple(path.split()), bound, minimum)
     assert target.row(results) == f"| how | `bench_add` | {row} |".replace("  |", " |")
 
@@ -123,9 +129,7 @@ def test_a_script_that_is_run_otherwise_has_its_options(monkeypatch, tmp_path):
         return subprocess.CompletedProcess(command, 0, '{"rows": 1}\n', "")
 
     monkeypatch.setattr(every.subprocess, "run", run)
-    assert every.run("bench_beyond_8", tmp_path, ["--quick"], 9)["result"] == {
-        "rows": 1
-    }
+    assert every.run("bench_beyond_8", tmp_path, ["--quick"], 9)["result"] == {"rows": 1}
     expected = ["-m", "tools.bench.bench_beyond", "--times", "8", "--quick"]
     assert commands[0] == expected
     assert {name for name, *_ in every.OTHERWISE.values()} <= set(every.SCRIPTS)
@@ -148,9 +152,7 @@ def test_text_outside_the_generated_blocks_stays():
     ],
 )
 def test_unbalanced_block_comments_are_refused(text):
-    with pytest.raises(
-        ValueError, match=r"<!-- bench:x --> must be .* got \d and \d\."
-    ):
+    with pytest.raises(ValueError, match=r"<!-- bench:x --> must be .* got \d and \d\."):
         tables.with_block(text, "x", [])
 
 
@@ -181,9 +183,7 @@ def test_all_is_written_by_one_command(results, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "benchmarks.md").read_text()
     assert text.startswith("# Benchmarks\n")
     assert "| add 1, over cpprb | `bench_add` | 3.25 | at least 3 | met |" in text
-    source = (
-        "`python -m tools.bench.bench_add`; 2031-02-03; 2 cores; load 0.1 before; 4 s."
-    )
+    source = "`python -m tools.bench.bench_add`; 2031-02-03; 2 cores; load 0.1 before; 4 s."
     assert f"\n{source}\n" in text
     assert "bench_limits`; 2031-02-03; 2 cores; 4 s.\n" in text
     assert "| 1 row, full ring | 10 | **3.25** (32.5) | **1.5** |" in text
@@ -218,9 +218,7 @@ def test_a_script_runs_in_the_interpreter_that_is_named(tmp_path, monkeypatch):
     assert "numpy" in kept["bench_tree"]["versions"]
 
 
-def test_a_script_that_fails_leaves_the_others_results(
-    results, tmp_path, monkeypatch, capsys
-):
+def test_a_script_that_fails_leaves_the_others_results(results, tmp_path, monkeypatch, capsys):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / every.RAW).write_text(json.dumps(results))
     options = ["bench_add", "--docs", str(tmp_path), "--folder", "/nowhere/at/all"]

@@ -40,9 +40,7 @@ def test_cold_batches_are_measured_against_a_plain_memmap(disk):
     for kind in found.values():
         assert kind["speedup"]["np_memmap"] > 0
         assert kind["over_the_best_threads"] > 0
-        assert kind["speedup_of_the_best_threads"].keys() == {
-            "mmreplay", *kind["speedup"]
-        }  # fmt: skip
+        assert kind["speedup_of_the_best_threads"].keys() == {"mmreplay", *kind["speedup"]}
         assert all(rate > 0 for rate in kind["mb_per_s"].values())
 
 

@@ -232,7 +232,5 @@ def test_a_zarr_group_is_refused(path, tmp_path):
     with mr.ReplayBuffer.open(tmp_path / "c") as buffer:
         group = buffer.zarr_path
     assert measure_speed(tmp_path / "c", 32, 0.01).warm.rows_per_s > 0
-    with pytest.raises(
-        FailedError, match="is a Zarr group, and the bench needs a buffer's files"
-    ):
+    with pytest.raises(FailedError, match="is a Zarr group, and the bench needs a buffer's files"):
         measure_speed(group, 32, 0.01)

@@ -13,10 +13,7 @@ from tools.bench import bench_prioritized, prioritized_peers
 def test_turns_are_measured_without_any_peer(tmp_path):
     result = bench_prioritized.measure(tmp_path, bench_prioritized.QUICK, [])
     for batch in (256, 4096):
-        assert set(result[f"turn_{batch}"]["median_us"]) == {
-            "mmreplay",
-            "mmreplay_torch",
-        }
+        assert set(result[f"turn_{batch}"]["median_us"]) == {"mmreplay", "mmreplay_torch"}
         assert all(us > 0 for us in result[f"also_{batch}_us"].values())
     for kind in ("PrioritizedSampler", "RankPrioritizedSampler"):
         assert result["many_rows"][kind]["ratio"] > 0
@@ -29,9 +26,7 @@ def test_turns_are_measured_against_every_peer():
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed; see docs/benchmarks.md")
     command = [sys.executable, "-W", "ignore", "-m", "tools.bench.bench_prioritized"]
-    done = subprocess.run(
-        [*command, "--quick"], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, "--quick"], check=True, capture_output=True, text=True)
     over = json.loads(done.stdout)["turn_4096"]["speedup_of_mmreplay"]
     assert set(over) == {*found, "fastest"}
 

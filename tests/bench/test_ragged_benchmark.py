@@ -49,6 +49,4 @@ def test_rows_that_are_not_their_numbers_are_refused():
     for change in (lambda r: r[:-1], lambda r: r[:0], lambda r: np.append(r, 1)):
         with pytest.raises(AssertionError, match="a side: a drawn row is not that of"):
             token_rows.check([change(rows[150])], "a side")
-    assert token_rows.nbytes(5000) == sum(
-        row.nbytes for row in token_rows.rows(0, 5000)
-    )
+    assert token_rows.nbytes(5000) == sum(row.nbytes for row in token_rows.rows(0, 5000))

@@ -9,9 +9,7 @@ import pytest
 
 from tools.bench import bench_transforms, transform_peers
 
-SMALL = bench_transforms.Sizes(
-    rows=4_000, goals=1_000, frames=300, turns=2, calls=2, batch=32
-)
+SMALL = bench_transforms.Sizes(rows=4_000, goals=1_000, frames=300, turns=2, calls=2, batch=32)
 
 
 def test_n_steps_are_measured_without_any_peer(tmp_path):
@@ -38,9 +36,7 @@ def test_transforms_are_measured_against_every_peer():
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed; see docs/benchmarks.md")
     command = [sys.executable, "-W", "ignore", "-m", "tools.bench.bench_transforms"]
-    done = subprocess.run(
-        [*command, "--quick"], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, "--quick"], check=True, capture_output=True, text=True)
     result = json.loads(done.stdout.splitlines()[-1])
     for part, sides in (
         ("n_step", transform_peers.N_STEPS),
@@ -63,10 +59,12 @@ def drawn(numbers):
         for number, k in zip(numbers, count, strict=True)
     ]
     return {
-        "observation": steps["observation"], "action": steps["action"],
-        "next_observation": last["next_observation"], "reward": np.array(rewards),
+        "observation": steps["observation"],
+        "action": steps["action"],
+        "next_observation": last["next_observation"],
+        "reward": np.array(rewards),
         "terminated": last["terminated"],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("path", ["reward", "action", "next_observation", "terminated"])

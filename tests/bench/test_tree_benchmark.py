@@ -44,7 +44,9 @@ def test_trees_are_measured_against_torchrl():
     pytest.importorskip("torchrl")
     done = subprocess.run(
         [sys.executable, "-W", "default", "-m", "tools.bench.bench_tree", "--quick"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     speedup = json.loads(done.stdout)["speedup"]["20,000"]["find_256"]
     assert set(speedup) == {TORCHRL}

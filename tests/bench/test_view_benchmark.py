@@ -6,9 +6,15 @@ from tools.bench import bench_view, view_browser
 
 pytest.importorskip("uvicorn")
 SMALL = bench_view.Sizes(
-    rows=20_000, turns=1, small=60, camera=6, curve_steps=20_000, scrub_s=0.5,
-    writing_s=0.5, added=2,
-)  # fmt: skip
+    rows=20_000,
+    turns=1,
+    small=60,
+    camera=6,
+    curve_steps=20_000,
+    scrub_s=0.5,
+    writing_s=0.5,
+    added=2,
+)
 
 
 def test_the_server_is_measured(tmp_path):

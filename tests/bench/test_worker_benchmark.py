@@ -9,8 +9,7 @@ MIB = 1 << 20
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
-    ("workers", "context"),
-    [(4, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
+    ("workers", "context"), [(4, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
 )
 def test_workers_use_little_memory_next_to_the_buffer(tmp_path, workers, context):
     nbytes = 192 * MIB

@@ -37,9 +37,7 @@ def test_every_codec_is_read_against_tensorstore(tmp_path):
     found = bench_zarr_peers.measure(40, 8, 2, tmp_path, ["tensorstore"])
     for kind in found.values():
         for told in kind.values():
-            assert set(told["speedup_over"]) == {
-                "tensorstore", bench_zarr_peers.CACHED,
-            }  # fmt: skip
+            assert set(told["speedup_over"]) == {"tensorstore", bench_zarr_peers.CACHED}
 
 
 def test_bytes_are_reported_for_every_method_of_both_recordings(tmp_path):
@@ -47,9 +45,13 @@ def test_bytes_are_reported_for_every_method_of_both_recordings(tmp_path):
     for kind in ("atari", "mujoco"):
         told = found[kind]
         assert set(told["times_smaller"]) == {
-            "mmreplay_blosc-lz4", "mmreplay_zstd", "mmreplay_none", "npz_deflate",
-            "hdf5_gzip", "parquet_zstd",
-        }  # fmt: skip
+            "mmreplay_blosc-lz4",
+            "mmreplay_zstd",
+            "mmreplay_none",
+            "npz_deflate",
+            "hdf5_gzip",
+            "parquet_zstd",
+        }
         assert set(told["bytes"]) == {"raw", *told["times_smaller"]}
     # Nothing is made smaller by no codec.
     assert found["atari"]["times_smaller"]["mmreplay_none"] < 1

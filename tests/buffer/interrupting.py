@@ -62,9 +62,7 @@ class Striker:
         if before is not None and code[before] in CODES:
             self.points += 1
             if self.points > self._point:
-                line = (
-                    f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
-                )
+                line = f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
                 self.where = line
                 self._before.clear()
                 raise KeyboardInterrupt

@@ -20,9 +20,7 @@ class Row:
     cut_flag: bool = False
 
     def ended(self):
-        return not self.final and (
-            self.values["terminated"] or self.values["truncated"]
-        )
+        return not self.final and (self.values["terminated"] or self.values["truncated"])
 
 
 @dataclass

@@ -45,9 +45,7 @@ class Twin:
         if path is None:
             options["engine"] = "memory"
         self.autoreset = options.setdefault("autoreset", "disabled")
-        self.buffer = mr.ReplayBuffer.create(
-            path, schema(stored), capacity, num_envs, **options
-        )
+        self.buffer = mr.ReplayBuffer.create(path, schema(stored), capacity, num_envs, **options)
         self.oracle = Oracle(capacity, num_envs, self.autoreset, stored)
         self.number = 0
 
@@ -83,9 +81,7 @@ class Twin:
 
     def reopen(self, how="break"):
         self.buffer.close()
-        self.buffer = mr.ReplayBuffer.open(
-            self.path, "r+", on_resume=how, commit_every=None
-        )
+        self.buffer = mr.ReplayBuffer.open(self.path, "r+", on_resume=how, commit_every=None)
         self.oracle.resume(how)
 
     def check(self, illegal=True):

@@ -41,9 +41,7 @@ def test_a_path_and_an_engine_that_do_not_go_together():
 def test_opening_says_which_mode_is_for_what(buffer):
     with pytest.raises(SchemaError, match=r"mode must be 'r' or 'r\+', got 'w'"):
         mr.ReplayBuffer.open(buffer.path, "w")
-    with pytest.raises(
-        SchemaError, match=r"on_resume .* got 'go'\. 'break' is right un"
-    ):
+    with pytest.raises(SchemaError, match=r"on_resume .* got 'go'\. 'break' is right un"):
         mr.ReplayBuffer.open(buffer.path, "r+", on_resume="go")
 
 
@@ -97,6 +95,4 @@ def test_draws_are_of_whole_steps(buffer, size):
         dataset.draws(mr.UniformSampler(), batch_size=size)
     with pytest.raises(SchemaError, match="batch_size must be an integer of at"):
         buffer.sample(size)
-    assert (
-        len(next(iter(dataset.draws(mr.UniformSampler(), np.int64(2)))).positions) == 2
-    )
+    assert len(next(iter(dataset.draws(mr.UniformSampler(), np.int64(2)))).positions) == 2

@@ -14,18 +14,14 @@ ENDS = ("terminated", "truncated")
 
 def schema_of(ends=ENDS, agents=AGENTS):
     flag = mr.Field((agents,) if agents else (), "bool")
-    fields = {
-        "observation": mr.Field((2,), "float32"),
-        "reward": mr.Field((AGENTS,), "float32"),
-    }
+    fields = {"observation": mr.Field((2,), "float32"), "reward": mr.Field((AGENTS,), "float32")}
     return mr.Schema(fields | dict.fromkeys(ends, flag))
 
 
 def steps(rng, count, num_envs, ends=ENDS):
     """Steps in which agents end at random, often all at once."""
     flags = {
-        name: rng.random((count, num_envs, AGENTS))
-        < rng.choice([0.2, 0.9], (count, num_envs, 1))
+        name: rng.random((count, num_envs, AGENTS)) < rng.choice([0.2, 0.9], (count, num_envs, 1))
         for name in ends
     }
     shape = (count, num_envs)
@@ -94,9 +90,14 @@ def test_an_episode_ends_when_every_agent_has_ended(
     for name, agents in (("each", AGENTS), ("one", 0)):
         path = None if engine == "memory" else tmp_path / name
         with mr.ReplayBuffer.create(
-            path, schema_of(ends, agents), 200, num_envs,
-            engine=engine, autoreset=autoreset, commit_every=None,
-        ) as buffer:  # fmt: skip
+            path,
+            schema_of(ends, agents),
+            200,
+            num_envs,
+            engine=engine,
+            autoreset=autoreset,
+            commit_every=None,
+        ) as buffer:
             assert buffer.schema.num_agents == (agents or None)
             fill(buffer, made if agents else joined(made), num_envs, way)
             rows = buffer.gather_all()
@@ -109,8 +110,7 @@ def test_an_episode_ends_when_every_agent_has_ended(
     assert (drawn == as_one).all()
     real = ~each.fields["final"] if way != "subset" else (flags & 8) == 0
     given = {
-        name: value.swapaxes(0, 1).reshape(-1, *value.shape[2:])
-        for name, value in made.items()
+        name: value.swapaxes(0, 1).reshape(-1, *value.shape[2:]) for name, value in made.items()
     }
     if autoreset == "next_step":
         return
@@ -131,9 +131,7 @@ def test_a_writer_that_truncates_truncates_the_agents_that_go_on(tmp_path, num_e
         "truncated": truncated,
     }
     path = tmp_path / "b"
-    with mr.ReplayBuffer.create(
-        path, schema_of(), 20, num_envs, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema_of(), 20, num_envs, autoreset="disabled") as buffer:
         buffer.extend(made)
     with mr.ReplayBuffer.open(path, "r+", on_resume="truncate") as buffer:
         buffer.extend({name: value[:1] for name, value in made.items()})
@@ -144,9 +142,7 @@ def test_a_writer_that_truncates_truncates_the_agents_that_go_on(tmp_path, num_e
     expected[3] = [False, True, True]
     assert (read == expected).all()
     assert (rows["truncated"].reshape(num_envs, 5, AGENTS) == expected).all()
-    assert (
-        rows["terminated"].reshape(num_envs, 5, AGENTS)[0, :4] == terminated[:, 0]
-    ).all()
+    assert (rows["terminated"].reshape(num_envs, 5, AGENTS)[0, :4] == terminated[:, 0]).all()
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
@@ -242,9 +238,7 @@ def test_the_final_observation_is_read_where_every_agent_has_ended():
     ) as buffer:
         buffer.add(step, final_observation=[[1.0, 2.0], None])
         assert buffer.heads.tolist() == [2, 1]
-        with pytest.raises(
-            SchemaError, match=r"final_observation of.*ended with, got None"
-        ):
+        with pytest.raises(SchemaError, match=r"final_observation of.*ended with, got None"):
             buffer.add(step, final_observation=[None, [1.0, 2.0]])
 
 
@@ -272,9 +266,7 @@ def test_n_step_discounts_each_agent_by_its_own_termination(rng, ends):
         while last < at + 2 and not flags[position[last]] & 6 and last + 1 in position:
             last += 1
         i = position[last]
-        dead = (
-            plain["terminated"][i] if "terminated" in ends else np.zeros(AGENTS, bool)
-        )
+        dead = plain["terminated"][i] if "terminated" in ends else np.zeros(AGENTS, bool)
         expected = np.where(dead, 0, 0.5 ** (last - at + 1))
         assert batch["discount"][row] == pytest.approx(expected), (at, last)
 
@@ -282,9 +274,7 @@ def test_n_step_discounts_each_agent_by_its_own_termination(rng, ends):
 def test_a_return_is_not_bootstrapped_for_agents_some_of_which_are_dead():
     transform = mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=lambda o: 0)
     with pytest.raises(SchemaError, match=r"DiscountedReturn:.*got values per agent"):
-        mr.ReplayBuffer.create(
-            None, schema_of(), 9, engine="memory", transforms=[transform]
-        )
+        mr.ReplayBuffer.create(None, schema_of(), 9, engine="memory", transforms=[transform])
 
 
 @pytest.mark.parametrize(
@@ -300,11 +290,7 @@ def test_a_return_is_not_bootstrapped_for_agents_some_of_which_are_dead():
             mr.Field((3,), "bool"),
             r"fields 'terminated' and.*got \[2\] and \[3\]",
         ),
-        (
-            mr.Field((2, 2), "bool"),
-            mr.Field((2, 2), "bool"),
-            "or Field..num_agents,., ",
-        ),
+        (mr.Field((2, 2), "bool"), mr.Field((2, 2), "bool"), "or Field..num_agents,., "),
         (
             mr.Field((2,), "uint8"),
             mr.Field((2,), "bool"),
@@ -318,12 +304,8 @@ def test_ends_that_do_not_fit_each_other_are_refused(terminated, truncated, mess
 
 
 def test_nobody_knows_where_rows_end_whose_agents_were_not_described(tmp_path):
-    np.savez(
-        tmp_path / "a.npz", obs=np.zeros((5, 2)), terminated=np.zeros((5, 2), bool)
-    )
-    with pytest.raises(
-        SourceError, match=r"each row must have one.*got ends of 2 agents"
-    ):
+    np.savez(tmp_path / "a.npz", obs=np.zeros((5, 2)), terminated=np.zeros((5, 2), bool))
+    with pytest.raises(SourceError, match=r"each row must have one.*got ends of 2 agents"):
         mr.load(tmp_path / "a.npz", tmp_path / "b")
 
 
@@ -367,9 +349,7 @@ def test_ends_by_the_names_of_agents_are_stored_as_their_arrays_are(rng, num_env
 
 def test_agents_have_the_order_of_the_fields_that_bear_their_names(rng):
     observations = {name: mr.Field((), "float32") for name in NAMES}
-    schema = mr.Schema(
-        {"observation": observations, **dict.fromkeys(ENDS, mr.Field((3,), "bool"))}
-    )
+    schema = mr.Schema({"observation": observations, **dict.fromkeys(ENDS, mr.Field((3,), "bool"))})
     buffer = mr.ReplayBuffer.create(None, schema, 10, engine="memory")
     ends = {name: name == "walker_10" for name in sorted(NAMES)}
     no = dict.fromkeys(sorted(NAMES), False)
@@ -383,24 +363,15 @@ def test_all_of_rllibs_agents_end_by_one_name():
     step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": no}
     buffer.add(**step, terminated={**no, "__all__": False})
     buffer.add(**step, terminated={**no, "__all__": True})
-    assert buffer.get_field("terminated", 0, [0, 1]).tolist() == [
-        [False] * 3,
-        [True] * 3,
-    ]
+    assert buffer.get_field("terminated", 0, [0, 1]).tolist() == [[False] * 3, [True] * 3]
 
 
 @pytest.mark.parametrize(
     ("ends", "reported"),
     [
         (dict.fromkeys(NAMES[:2], False), r"each of 3 agents, \['adversary', .*got \["),
-        (
-            {"a": 1, "b": 0, "c": 1},
-            r"'walker_2'\], got \['a', 'b', 'c'\]\. Pass a value",
-        ),
-        (
-            {NAMES[0]: [0, 1], NAMES[1]: 0, NAMES[2]: 0},
-            r"one shape for all agents, got",
-        ),
+        ({"a": 1, "b": 0, "c": 1}, r"'walker_2'\], got \['a', 'b', 'c'\]\. Pass a value"),
+        ({NAMES[0]: [0, 1], NAMES[1]: 0, NAMES[2]: 0}, r"one shape for all agents, got"),
     ],
 )
 def test_dicts_of_other_agents_are_refused_and_nothing_is_stored(ends, reported):
@@ -425,9 +396,7 @@ def test_a_first_dict_of_too_few_agents_names_nobody():
 def test_a_dict_for_an_end_of_one_bool_is_refused_with_what_stores_it():
     buffer = mr.ReplayBuffer.create(None, schema_of(agents=0), 10, engine="memory")
     step = {"observation": [0, 0], "reward": [0, 0, 0], "truncated": False}
-    reported = (
-        r"'terminated' must be one bool a step, got a dict .*Field\(\(num_agents,\)"
-    )
+    reported = r"'terminated' must be one bool a step, got a dict .*Field\(\(num_agents,\)"
     with pytest.raises(SchemaError, match=reported):
         buffer.add(**step, terminated=dict.fromkeys(NAMES, False))
     assert len(buffer) == 0

@@ -11,9 +11,7 @@ from mmreplay.errors import FailedError, SchemaError, StaleError
 from tests.buffer.support import Twin, schema
 from tools.torture.powerloss import abandon
 
-MUTABLE = mr.Schema(
-    {"number": mr.Field((), "int64"), "note": mr.Field((), "int64", mutable=True)}
-)
+MUTABLE = mr.Schema({"number": mr.Field((), "int64"), "note": mr.Field((), "int64", mutable=True)})
 
 
 def test_slots_and_layout_are_those_of_the_ring(tmp_path):
@@ -45,10 +43,7 @@ def test_flags_say_what_rows_are_to_their_episodes(tmp_path):
         twin.add(kinds)
     buffer = twin.buffer
     assert buffer.flags(0, np.arange(4)).tolist() == [START, TERMINATED, FINAL, START]
-    assert buffer.flags([[0], [1]], [0, 1]).tolist() == [
-        [START, TERMINATED],
-        [START, 0],
-    ]
+    assert buffer.flags([[0], [1]], [0, 1]).tolist() == [[START, TERMINATED], [START, 0]]
     with pytest.raises(StaleError, match="position 4 of environment 1"):
         buffer.flags(1, 4)
     with pytest.raises(SchemaError, match=r"env_ids must be.*got values in \[2, 2\]"):
@@ -80,9 +75,7 @@ def test_a_reader_tells_of_a_resize_before_it_reads_anything(tmp_path):
 
 
 def test_what_was_set_is_committed_by_the_thread_though_no_row_came(tmp_path):
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", MUTABLE, 9, commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", MUTABLE, 9, commit_every=None) as buffer:
         buffer.add(number=1, note=2)
         buffer.commit()
         committer = buffer._files.committer

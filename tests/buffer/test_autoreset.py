@@ -67,18 +67,15 @@ def warned(name, mode, answer, way, call, steps):
     with (
         warnings.catch_warnings(record=True) as found,
         mr.ReplayBuffer.create(
-            None, schema_of(space, stored), steps, num_envs,
-            engine="memory", autoreset=answer,
+            None, schema_of(space, stored), steps, num_envs, engine="memory", autoreset=answer
         ) as buffer,
-    ):  # fmt: skip
+    ):
         warnings.simplefilter("always")
         final = way == "final_observation" and answer != "next_step"
         if stored:
             given = [({**step, "next_observation": led}, led) for step, led in given]
         if call == "extend":
-            block = {
-                name: np.stack([s[name] for s, _ in given]) for name in given[0][0]
-            }
+            block = {name: np.stack([s[name] for s, _ in given]) for name in given[0][0]}
             led = np.stack([led for _, led in given])
             buffer.extend(block, final_observation=led if final else None)
         for step, led in given if call == "add" else ():
@@ -120,9 +117,7 @@ def test_a_wrong_answer_lets_reset_steps_be_drawn_and_is_warned_of(tmp_path):
     """Of 1,000 steps of random CartPole, 4 in 100 draws are no steps of it."""
     space = gymnasium.make("CartPole-v1").observation_space
     schema, steps = schema_of(space), list(played("CartPole-v1", "NEXT_STEP", 1000))
-    with pytest.raises(
-        SchemaError, match=r"autoreset must say what.*do after an episode ends"
-    ):
+    with pytest.raises(SchemaError, match=r"autoreset must say what.*do after an episode ends"):
         mr.ReplayBuffer.create(tmp_path / "b", schema, 1000, 4)
     drawn = {}
     for answer in ("disabled", "next_step"):
@@ -250,18 +245,14 @@ def _refuse(self, rows, paths):
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-def test_a_buffer_that_goes_on_is_checked_and_a_resize_forgets_nothing(
-    tmp_path, rng, engine
-):
+def test_a_buffer_that_goes_on_is_checked_and_a_resize_forgets_nothing(tmp_path, rng, engine):
     schema = mr.Schema({"reward": mr.Field((), "float32"), "terminated": FLAG})
 
     def fill(buffer, steps):
         reward = (np.arange(steps) % 8 != 0).astype(np.float32)
         ended = np.arange(steps) % 8 == 7
         for lead in range(0, steps, 24):
-            buffer.extend(
-                reward=reward[lead : lead + 24], terminated=ended[lead : lead + 24]
-            )
+            buffer.extend(reward=reward[lead : lead + 24], terminated=ended[lead : lead + 24])
 
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 4000, engine=engine) as buffer:
         quiet(lambda: fill(buffer, 8 * 20))
@@ -336,11 +327,15 @@ def test_resets_are_found_by_values_of_any_length(
     with (
         warnings.catch_warnings(record=True) as found,
         mr.ReplayBuffer.create(
-            None if engine == "memory" else tmp_path / "b", mr.Schema(fields), 400,
-            num_envs, engine=engine, autoreset="disabled",
+            None if engine == "memory" else tmp_path / "b",
+            mr.Schema(fields),
+            400,
+            num_envs,
+            engine=engine,
+            autoreset="disabled",
             heap_bytes="64 KiB",
         ) as buffer,
-    ):  # fmt: skip
+    ):
         warnings.simplefilter("always")
         final = way == "final_observation"
         if call == "add":
@@ -358,9 +353,7 @@ def test_resets_are_found_by_values_of_any_length(
                     for step in steps[first : first + 27]
                 ]
                 last = [many(each, num_envs) for each in finals[first : first + 27]]
-                buffer.extend(
-                    joined(block), final_observation=joined(last) if final else None
-                )
+                buffer.extend(joined(block), final_observation=joined(last) if final else None)
         judged = find_reset_rows_of(buffer)
     messages = [str(each.message) for each in found]
     if not resets:
@@ -427,9 +420,6 @@ def test_the_signature_is_judged_by_the_numbers_stated():
     assert "each of 3 episode ends has reward 0" in next_step_signature(*ends, final)
     assert next_step_signature(*ends, last) is None
     assert next_step_signature(np.ones(3), *ends[1:], final) is None
-    assert (
-        next_step_signature(*ends[:2], np.array([False, True, True]), *ends[3:], final)
-        is None
-    )
+    assert next_step_signature(*ends[:2], np.array([False, True, True]), *ends[3:], final) is None
     nans = [np.full((3, 2), np.nan)]
     assert next_step_signature(*ends[:4], nans, nans) is not None

@@ -64,9 +64,7 @@ def test_a_path_to_a_file(tmp_path, mode):
     path.write_bytes(b"numbers")
     with pytest.raises(FormatError, match=r"must be a buffer's folder, got a file"):
         mr.ReplayBuffer.open(path, mode)
-    with pytest.raises(
-        FormatError, match=r".*\.npz is a file, not a folder\. Choose another path"
-    ):
+    with pytest.raises(FormatError, match=r".*\.npz is a file, not a folder\. Choose another path"):
         mr.ReplayBuffer.create(path, schema(), 5)
     with pytest.raises((FormatError, FailedError), match=r"data\.npz"):
         mr.ReplayBuffer.create(path / "inner", schema(), 5)
@@ -87,9 +85,7 @@ def test_a_folder_of_something_else(tmp_path, mode):
 
 def test_creating_where_a_buffer_is(ring):
     before = contents(ring)
-    with pytest.raises(
-        FormatError, match=r"already holds a buffer.*open\(path, 'r\+'\)"
-    ):
+    with pytest.raises(FormatError, match=r"already holds a buffer.*open\(path, 'r\+'\)"):
         mr.ReplayBuffer.create(ring, schema(), 5)
     assert contents(ring) == before
 
@@ -117,11 +113,7 @@ def test_modes_and_resumes_that_are_none(ring, mode):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        (
-            {"version": [2, 0]},
-            VersionError,
-            r"has format version 2\.0, but this .* 1\.x\. In",
-        ),
+        ({"version": [2, 0]}, VersionError, r"has format version 2\.0, but this .* 1\.x\. In"),
         ({"version": "1"}, FormatError, r"version must be \[major, minor\], got '1'"),
         ({"format": "zarr"}, FormatError, r"format must be 'mmreplay', got 'zarr'"),
         (
@@ -137,18 +129,12 @@ def test_modes_and_resumes_that_are_none(ring, mode):
         ({"engine": "tape"}, FormatError, r"engine must be one of .*, got 'tape'"),
         ({"engine": "zarr"}, FormatError, r"zarr must have the keys \['codec'"),
         ({"layout": "row"}, FormatError, r"layout"),
-        (
-            {"uuid": "0" * 32},
-            CorruptError,
-            "COMMIT is damaged: neither",
-        ),
+        ({"uuid": "0" * 32}, CorruptError, "COMMIT is damaged: neither"),
         ({"schema": []}, FormatError, r"metadata.json.*field"),
         ({"slots": 1 << 70}, FormatError, r"slots|digits"),
     ],
 )
-def test_metadata_that_fits_neither_us_nor_the_files(
-    ring, mode, changes, error, message
-):
+def test_metadata_that_fits_neither_us_nor_the_files(ring, mode, changes, error, message):
     edit(ring, **changes)
     before = contents(ring)
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -174,9 +160,7 @@ def test_features_that_only_a_writer_must_support(ring):
 def test_metadata_edited_by_hand(ring, mode):
     path = ring / "metadata.json"
     path.write_bytes(path.read_bytes().replace(b'"capacity": 8', b'"capacity": 7'))
-    with pytest.raises(
-        CorruptError, match=r"has checksum .*, but says .*edited by hand"
-    ):
+    with pytest.raises(CorruptError, match=r"has checksum .*, but says .*edited by hand"):
         mr.ReplayBuffer.open(ring, mode)
 
 
@@ -269,9 +253,7 @@ def test_freed_space_is_used_by_the_same_writer(small_disk):
 
 def test_no_space_to_create(small_disk):
     fill(small_disk, 0)
-    with pytest.raises(
-        FullError, match=r"cannot write .*: No space.*written is not published"
-    ):
+    with pytest.raises(FullError, match=r"cannot write .*: No space.*written is not published"):
         mr.ReplayBuffer.create(small_disk / "ring", schema(), 100)
     (small_disk / "filler").unlink()
     with mr.ReplayBuffer.create(small_disk / "ring", schema(), 100) as buffer:
@@ -352,9 +334,7 @@ def test_a_disk_that_turns_read_only_stops_the_writer_and_not_the_readers(tmp_pa
         twin.check()
         with pytest.raises(FailedError, match="Read-only file system"):
             twin.buffer.commit()
-        with pytest.raises(
-            FailedError, match=r"an earlier sync failed .*open it again"
-        ):
+        with pytest.raises(FailedError, match=r"an earlier sync failed .*open it again"):
             twin.buffer.add(step(9))
         with mr.ReplayBuffer.open(twin.path) as reader:
             assert len(reader) == 3

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    EmptyError,
-    SchemaError,
-    StaleError,
-)
+from mmreplay.errors import EmptyError, SchemaError, StaleError
 from tests.buffer.support import Twin
 
 STEP = {
@@ -126,10 +122,7 @@ ADDS = {
         {"data": but(reward=None), "reward": np.zeros(2)},
         ("takes a mapping or keywords", "got both", "Put ['reward']"),
     ),
-    "no mapping": (
-        {"data": [1, 2, 3]},
-        ("must be a mapping", "got list"),
-    ),
+    "no mapping": ({"data": [1, 2, 3]}, ("must be a mapping", "got list")),
     "unknown environment": (
         {"data": but(), "env_ids": [0, 2]},
         ("env_ids", "must be in [0, 2)", "got 2"),
@@ -369,9 +362,7 @@ def test_fields_by_position_are_refused_with_how_to_pass_them(twin, call, count)
 
 def test_a_step_given_to_extend_is_sent_to_add(twin):
     before = snapshot(twin.buffer)
-    told = (
-        r"must have shape \[T, 2, 2\], got \[2, 2\]\. That is one step: pass it to add"
-    )
+    told = r"must have shape \[T, 2, 2\], got \[2, 2\]\. That is one step: pass it to add"
     with pytest.raises(SchemaError, match=told):
         twin.buffer.extend(STEP)
     told = r"keywords, got list\. Pass each step to add, or stack them by field for"
@@ -383,9 +374,7 @@ def test_a_step_given_to_extend_is_sent_to_add(twin):
 @pytest.mark.parametrize("shape", [(), (3,)])
 def test_a_step_of_one_environment_given_to_extend_is_sent_to_add(shape):
     fields = {"a": mr.Field(shape, "float32"), "mission": mr.Field.text(9)}
-    buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 9, heap_bytes=4096, engine="memory"
-    )
+    buffer = mr.ReplayBuffer.create(None, mr.Schema(fields), 9, heap_bytes=4096, engine="memory")
     with pytest.raises(SchemaError, match=r"That is one step: pass it to add\.$"):
         buffer.extend(a=np.zeros(shape, np.float32), mission="go")
     assert len(buffer) == 0

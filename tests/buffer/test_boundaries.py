@@ -190,9 +190,7 @@ def test_a_break_outlives_what_rebuilds_the_buffer(tmp_path, change):
 def test_a_final_row_to_come_is_known_after_a_clear_and_a_resize(
     tmp_path, capacity, layout, stored
 ):
-    twin = Twin(
-        tmp_path / "b", 6, 2, autoreset="next_step", stored=stored, layout=layout
-    )
+    twin = Twin(tmp_path / "b", 6, 2, autoreset="next_step", stored=stored, layout=layout)
     twin.extend([["", ""]] * 9 + [["t", ""], ["", "u"]])
     for whose in (twin.buffer, twin.oracle):
         whose.clear([0, 1])

@@ -18,11 +18,7 @@ FLAT = {
     "terminated": mr.Field((), "bool"),
     "truncated": mr.Field((), "bool"),
 }
-VARYING = {
-    **FLAT,
-    "text": mr.Field.text(40),
-    "seen": mr.Field((), "int8", mutable=True),
-}
+VARYING = {**FLAT, "text": mr.Field.text(40), "seen": mr.Field((), "int8", mutable=True)}
 
 
 def open_files(folder):
@@ -42,9 +38,7 @@ def open_files(folder):
 def make(folder, schema=None, capacity=300, **options):
     schema = mr.Schema(FLAT if schema is None else schema)
     varies = {"heap_bytes": "1 MiB"} if schema.varying else {}
-    return mr.ReplayBuffer.create(
-        folder / "ring", schema, capacity, **varies, **options
-    )
+    return mr.ReplayBuffer.create(folder / "ring", schema, capacity, **varies, **options)
 
 
 def fill(buffer, count=400):
@@ -101,10 +95,7 @@ USES = {
     "priorities": (lambda: {"sampler": mr.PrioritizedSampler(seed=0)}, prioritize),
     "uses": (lambda: {"sampler": mr.UseCounter(1)}, None),
     "windows": (lambda: {"sampler": mr.SequenceSampler(5)}, load),
-    "a limiter": (
-        lambda: {"limiter": mr.RateLimiter(1.0, min_size=1, error_buffer=1e6)},
-        None,
-    ),
+    "a limiter": (lambda: {"limiter": mr.RateLimiter(1.0, min_size=1, error_buffer=1e6)}, None),
 }
 
 
@@ -165,10 +156,13 @@ def test_nothing_of_a_generation_before_is_open_after_close(engine, sampler, tmp
     )
     numbers = np.arange(400)
     buffer.extend(
-        observation=np.ones((400, 17), np.float32), reward=np.ones(400, np.float32),
-        pixels=np.ones((400, 40, 40), np.uint8), terminated=numbers % 7 == 6,
-        truncated=np.zeros(400, bool), version=numbers,
-    )  # fmt: skip
+        observation=np.ones((400, 17), np.float32),
+        reward=np.ones(400, np.float32),
+        pixels=np.ones((400, 40, 40), np.uint8),
+        terminated=numbers % 7 == 6,
+        truncated=np.zeros(400, bool),
+        version=numbers,
+    )
     buffer.sample(8)
     reader = mr.ReplayBuffer.open(path)
     reader.find("version", [390])
@@ -189,9 +183,7 @@ def test_nothing_of_a_generation_before_is_open_after_close(engine, sampler, tmp
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-def test_threads_that_draw_over_a_close_get_whole_batches_or_say_it_is_closed(
-    engine, tmp_path
-):
+def test_threads_that_draw_over_a_close_get_whole_batches_or_say_it_is_closed(engine, tmp_path):
     for attempt in range(10):
         options = {"transforms": [mr.NStep(2, 0.5)]} if attempt % 2 else {}
         if attempt % 3 == 0:

@@ -67,12 +67,8 @@ def twin(tmp_path, **options):
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize(
-    ("owner", "name"), [(MemmapStore, "checksum"), (CommitWriter, "commit")]
-)
-def test_a_turn_that_failed_is_made_up_by_the_next_one(
-    tmp_path, monkeypatch, owner, name, kind
-):
+@pytest.mark.parametrize(("owner", "name"), [(MemmapStore, "checksum"), (CommitWriter, "commit")])
+def test_a_turn_that_failed_is_made_up_by_the_next_one(tmp_path, monkeypatch, owner, name, kind):
     met = Met(monkeypatch, owner, name, ERRORS[kind][0])
     made = twin(tmp_path)
     met.await_turns(2)
@@ -132,9 +128,7 @@ def test_a_sync_that_ended_in_another_error_is_not_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("starter", ["_thread", "threading"])
-def test_an_opening_that_gets_no_thread_says_so_and_opens_nothing(
-    tmp_path, monkeypatch, starter
-):
+def test_an_opening_that_gets_no_thread_says_so_and_opens_nothing(tmp_path, monkeypatch, starter):
     def refuse(*_):
         raise RuntimeError("can't start new thread")
 
@@ -146,9 +140,7 @@ def test_an_opening_that_gets_no_thread_says_so_and_opens_nothing(
             scarce.setattr(_thread, "start_new_thread", refuse)
         else:
             scarce.setattr(threading.Thread, "start", refuse)
-        told = (
-            "cannot start a thread that commits: can't start .*, or pass commit_every"
-        )
+        told = "cannot start a thread that commits: can't start .*, or pass commit_every"
         with pytest.raises(FailedError, match=told) as caught:
             mr.ReplayBuffer.open(tmp_path / "b", "r+")
         assert caught.value.errno == errno.EAGAIN

@@ -26,13 +26,7 @@ def source(request, tmp_path, rng):
     """A buffer of several laps, whose environments are not equally far."""
     path = tmp_path / "a"
     with mr.ReplayBuffer.create(
-        path,
-        SCHEMA,
-        40,
-        3,
-        layout=request.param,
-        user_metadata={"by": "us"},
-        autoreset="disabled",
+        path, SCHEMA, 40, 3, layout=request.param, user_metadata={"by": "us"}, autoreset="disabled"
     ) as buffer:
         buffer.extend(nested(steps(rng, 90, 3)))
         buffer.extend(nested(steps(rng, 15, 2)), env_ids=[0, 2])
@@ -47,9 +41,7 @@ def equal(left, right):
         assert (a.span.first == b.span.first).all()
         assert (a.span.stop == b.span.stop).all()
         same(a.gather_all(), b.gather_all())
-        for env_id, (first, stop) in enumerate(
-            zip(a.span.first, a.span.stop, strict=True)
-        ):
+        for env_id, (first, stop) in enumerate(zip(a.span.first, a.span.stop, strict=True)):
             positions = np.arange(first, stop)
             assert (a.flags(env_id, positions) == b.flags(env_id, positions)).all()
         assert a.statistics == b.statistics
@@ -88,9 +80,7 @@ def test_what_cannot_be_is_refused(source, tmp_path):
     with pytest.raises(FormatError, match="is inside the buffer"):
         compact(source, source / "b")
     for options in ({"level": 9}, {"chunk_crc32c": True}):
-        with pytest.raises(
-            SchemaError, match="level and chunk_crc32c need a codec, got"
-        ):
+        with pytest.raises(SchemaError, match="level and chunk_crc32c need a codec, got"):
             compact(source, tmp_path / "b", codec=None, **options)
     assert not (tmp_path / "b").exists()
     compact(source, tmp_path / "b")
@@ -109,10 +99,7 @@ def test_a_field_that_no_array_can_be_named_after_is_refused(tmp_path):
 def test_the_command_says_what_it_made(source, tmp_path, capsys):
     assert run(["compact", str(source), str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 80
-    assert (
-        run(["compact", str(tmp_path / "b"), str(tmp_path / "c"), "--codec", "raw"])
-        == 0
-    )
+    assert run(["compact", str(tmp_path / "b"), str(tmp_path / "c"), "--codec", "raw"]) == 0
     assert "80 rows" in capsys.readouterr().out
     assert run(["info", str(tmp_path / "b")]) == 0
     assert "compressed" in capsys.readouterr().out
@@ -173,15 +160,9 @@ def test_rows_in_shards_take_no_other_disk_space(tmp_path, num_envs, made_by):
     assert mr.verify_buffer(path).ok
 
 
-def test_shards_are_published_before_the_space_of_their_rows_is_freed(
-    tmp_path, monkeypatch
-):
+def test_shards_are_published_before_the_space_of_their_rows_is_freed(tmp_path, monkeypatch):
     """A writer may have been killed between the two, and closing seals nothing then."""
-    schema, path, calls = (
-        mr.Schema({"x": mr.Field((5000,), "uint8")}),
-        tmp_path / "b",
-        [],
-    )
+    schema, path, calls = (mr.Schema({"x": mr.Field((5000,), "uint8")}), tmp_path / "b", [])
     with mr.ReplayBuffer.create(path, schema, 500, engine="zarr") as buffer:
         buffer.extend(x=np.zeros((300, 5000), np.uint8))
 

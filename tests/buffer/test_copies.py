@@ -114,9 +114,7 @@ def test_a_copy_of_a_writer_that_waits_is_whole(tmp_path, rng):
 def test_a_wrong_row_of_a_live_copy_is_possible_and_verify_finds_its_block(tmp_path):
     found = wrong = 0
     for seed in range(30):
-        copy, _, _ = copied_buffer(
-            tmp_path / str(seed), np.random.default_rng(seed), 100
-        )
+        copy, _, _ = copied_buffer(tmp_path / str(seed), np.random.default_rng(seed), 100)
         with mr.ReplayBuffer.open(copy) as reader:
             rows, size = reader.gather_all(), reader.metadata.ring.block_rows
             committed = int(reader.committed[0]) // size * size

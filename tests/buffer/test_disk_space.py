@@ -15,9 +15,7 @@ from mmreplay.cli.run import run
 from mmreplay.errors import FullWarning
 from mmreplay.plan import plan_buffer
 
-SCHEMA = mr.Schema(
-    {"pixels": mr.Field((8192,), "uint8"), "action": mr.Field((), "int64")}
-)
+SCHEMA = mr.Schema({"pixels": mr.Field((8192,), "uint8"), "action": mr.Field((), "int64")})
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -257,9 +255,7 @@ def test_a_heap_larger_than_what_its_disk_has_free_warns(tmp_path, disk, warned_
         match=r"the full ring takes 16\.0\d MiB and needs 16\.0\d MiB more, .* choose "
         r"a smaller capacity or heap_bytes \(mmreplay plan",
     ):
-        mr.ReplayBuffer.create(
-            tmp_path / "ring", schema, 1000, heap_bytes="16 MiB"
-        ).close()
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 1000, heap_bytes="16 MiB").close()
     disk["free"] = 17 << 20
     _, warned = warned_by(mr.ReplayBuffer.open, tmp_path / "ring", "r+")
     assert warned == []

@@ -34,9 +34,7 @@ def steps(schema, first, count, num_envs):
 
 def nested(flat):
     observation = {p.split("/")[1]: v for p, v in flat.items() if "/" in p}
-    return {"observation": observation} | {
-        p: v for p, v in flat.items() if "/" not in p
-    }
+    return {"observation": observation} | {p: v for p, v in flat.items() if "/" not in p}
 
 
 def assert_numbered(batch, schema):
@@ -63,13 +61,18 @@ def test_empty_fields_are_drawn_with_their_shape_and_dtype(
     schema, path = schema_of(alone), None if engine == "memory" else tmp_path / "b"
     sampler = mr.UniformSampler(seed=0)
     with mr.ReplayBuffer.create(
-        path, schema, 40, num_envs, engine=engine, layout=layout,
-        autoreset="disabled", commit_every=None, sampler=sampler,
-    ) as buffer:  # fmt: skip
+        path,
+        schema,
+        40,
+        num_envs,
+        engine=engine,
+        layout=layout,
+        autoreset="disabled",
+        commit_every=None,
+        sampler=sampler,
+    ) as buffer:
         for t in range(50):
-            step = {
-                name: value[0] for name, value in steps(schema, t, 1, num_envs).items()
-            }
+            step = {name: value[0] for name, value in steps(schema, t, 1, num_envs).items()}
             if num_envs == 1:
                 step = {name: value[0] for name, value in step.items()}
             buffer.add(nested(step) if t % 2 else step)
@@ -130,9 +133,7 @@ def test_an_older_version_refuses_empty_fields_by_name(tmp_path, monkeypatch):
 
 
 def test_an_empty_field_has_nothing_to_rewrite():
-    with pytest.raises(
-        SchemaError, match=r"field option mutable must.*has no values to rewrite"
-    ):
+    with pytest.raises(SchemaError, match=r"field option mutable must.*has no values to rewrite"):
         mr.Field((2, 0), "int8", mutable=True)
 
 
@@ -144,7 +145,6 @@ def test_a_gymnasium_environment_with_a_zero_size_box_is_stored():
     with mr.ReplayBuffer.create(None, schema, 9, engine="memory") as buffer:
         for _ in range(5):
             buffer.add(
-                observation=seen.sample(), action=1, reward=0.0,
-                terminated=False, truncated=False,
-            )  # fmt: skip
+                observation=seen.sample(), action=1, reward=0.0, terminated=False, truncated=False
+            )
         assert buffer.sample(3)["observation/goal"].shape == (3, 0)

@@ -20,17 +20,15 @@ SCHEMA = Schema(
 def add(buffer: ReplayBuffer, number: int, terminated: list[bool]) -> None:
     count = len(terminated)
     buffer.add(
-        observation=np.full(count, number), reward=np.ones(count, np.float32),
-        terminated=np.array(terminated), truncated=np.zeros(count, bool),
-    )  # fmt: skip
+        observation=np.full(count, number),
+        reward=np.ones(count, np.float32),
+        terminated=np.array(terminated),
+        truncated=np.zeros(count, bool),
+    )
 
 
-def test_rows_after_end_episodes_start_an_episode_and_the_last_step_is_truncated(
-    tmp_path,
-):
-    with ReplayBuffer.create(
-        tmp_path / "ring", SCHEMA, 10, 2, autoreset="disabled"
-    ) as buffer:
+def test_rows_after_end_episodes_start_an_episode_and_the_last_step_is_truncated(tmp_path):
+    with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10, 2, autoreset="disabled") as buffer:
         add(buffer, 0, [False, False])
         buffer.end_episodes([1])
         add(buffer, 1, [False, True])
@@ -38,10 +36,7 @@ def test_rows_after_end_episodes_start_an_episode_and_the_last_step_is_truncated
         buffer.end_episodes()  # once more changes nothing
         add(buffer, 2, [False, False])
         new = START | BREAK
-        flags = [
-            [START, 0, new | CUT],
-            [START, new | CUT | TERMINATED, new],
-        ]
+        flags = [[START, 0, new | CUT], [START, new | CUT | TERMINATED, new]]
         assert buffer.flags([[0], [1]], [[0, 1, 2]]).tolist() == flags
         truncated = buffer.get_field("truncated", [[0], [1]], [[0, 1, 2]])
         assert truncated.tolist() == [[False, True, False], [True, False, False]]
@@ -53,17 +48,17 @@ def test_a_block_without_steps_leaves_an_end_waiting():
     add(buffer, 0, [False])
     buffer.end_episodes()
     buffer.extend(
-        observation=np.empty((0, 1), int), reward=np.empty((0, 1), np.float32),
-        terminated=np.empty((0, 1), bool), truncated=np.empty((0, 1), bool),
-    )  # fmt: skip
+        observation=np.empty((0, 1), int),
+        reward=np.empty((0, 1), np.float32),
+        terminated=np.empty((0, 1), bool),
+        truncated=np.empty((0, 1), bool),
+    )
     add(buffer, 1, [False])
     assert buffer.flags(0, [0, 1]).tolist() == [START, START | BREAK | CUT]
 
 
 def test_no_step_is_drawn_across_an_ended_episode():
-    buffer = ReplayBuffer.create(
-        None, SCHEMA, 10, engine="memory", transforms=[NStep(2, 0.5)]
-    )
+    buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory", transforms=[NStep(2, 0.5)])
     for number in range(6):
         add(buffer, number, [False])
         if number == 2:

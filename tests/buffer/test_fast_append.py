@@ -56,9 +56,13 @@ def appended(monkeypatch):
 
 def make(path, num_envs=1, layout="env_major", **options):
     return mr.ReplayBuffer.create(
-        path, mr.Schema(FIELDS), SLOTS, num_envs=num_envs, layout=layout,
+        path,
+        mr.Schema(FIELDS),
+        SLOTS,
+        num_envs=num_envs,
+        layout=layout,
         **({"commit_every": None, "autoreset": "disabled"} | options),
-    )  # fmt: skip
+    )
 
 
 def step_of(number, num_envs=1, ends=(False, False)):
@@ -88,9 +92,7 @@ def state_of(buffer):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_it_leaves_what_other_ways_leave(
-    tmp_path, appended, num_envs, layout, autoreset
-):
+def test_it_leaves_what_other_ways_leave(tmp_path, appended, num_envs, layout, autoreset):
     """Over laps, with ends, odd steps, cuts, clears and commits between."""
     found, shares = [], []
     for way in ("fast", "watched"):
@@ -155,9 +157,7 @@ def values_of(rng, chance):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_values_that_vary_are_left_as_other_ways_leave_them(
-    tmp_path, appended, autoreset
-):
+def test_values_that_vary_are_left_as_other_ways_leave_them(tmp_path, appended, autoreset):
     """Over laps of rows and of the heap, with odd values, ends, clears, commits."""
     found, shares = [], []
     for way in ("fast", "watched"):
@@ -165,9 +165,13 @@ def test_values_that_vary_are_left_as_other_ways_leave_them(
         appended.clear()
         with using(WatchedDisk()) if way == "watched" else using(files.disk):
             buffer = mr.ReplayBuffer.create(
-                path, mr.Schema(VALUES), SLOTS, heap_bytes=40_960, commit_every=None,
+                path,
+                mr.Schema(VALUES),
+                SLOTS,
+                heap_bytes=40_960,
+                commit_every=None,
                 autoreset=autoreset,
-            )  # fmt: skip
+            )
             for number in range(6 * SLOTS):
                 ends = rng.random(2) < 0.03
                 step = step_of(number, 1, ends.tolist())
@@ -185,9 +189,13 @@ def test_values_that_vary_are_left_as_other_ways_leave_them(
                 buffer.add(step)
             rows = buffer.gather_all()
             found.append(
-                [files_of(path), state_of(buffer), rows["state/mission"].text(),
-                 rows["tokens"].values.tolist()]
-            )  # fmt: skip
+                [
+                    files_of(path),
+                    state_of(buffer),
+                    rows["state/mission"].text(),
+                    rows["tokens"].values.tolist(),
+                ]
+            )
             buffer.close()
         shares.append(len(appended) / (6 * SLOTS))
         assert verify_buffer(path).ok
@@ -227,9 +235,7 @@ def test_what_varies_and_is_no_plain_value_is_looked_at(tmp_path, appended):
 
 
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_steps_of_a_first_lap_go_by_it_into_reserved_space(
-    tmp_path, appended, num_envs, layout
-):
+def test_steps_of_a_first_lap_go_by_it_into_reserved_space(tmp_path, appended, num_envs, layout):
     """From the first step on, up to the limits, and as far behind a new opening."""
     steps = 0
     for opening in range(3):
@@ -276,13 +282,8 @@ def test_pages_of_a_first_lap_beyond_the_limits_are_not_stored_into(
 
 
 @pytest.mark.parametrize("field", ["large", "mutable"])
-def test_none_goes_by_it_that_has_fields_in_files_of_their_own(
-    tmp_path, appended, field
-):
-    own = {
-        "large": mr.Field((2000,), "float32"),
-        "mutable": mr.Field((), "float32", mutable=True),
-    }
+def test_none_goes_by_it_that_has_fields_in_files_of_their_own(tmp_path, appended, field):
+    own = {"large": mr.Field((2000,), "float32"), "mutable": mr.Field((), "float32", mutable=True)}
     schema = mr.Schema(FIELDS | {field: own[field]})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, SLOTS) as buffer:
         more = {field: np.zeros(own[field].shape, np.float32)}
@@ -322,9 +323,7 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
         fast._add = add
         rewards = buffer.gather_all()["reward"].reshape(-1)
         first = buffer.span.first.tolist()[0]
-        expected = [
-            float(10 * n + e) for e in range(num_envs) for n in range(first, number)
-        ]
+        expected = [float(10 * n + e) for e in range(num_envs) for n in range(first, number)]
         assert sorted(rewards.tolist()) == sorted(expected)
     assert verify_buffer(tmp_path / "b").ok
 
@@ -407,9 +406,8 @@ def test_it_continues_from_one_reserved_range_to_the_next(
 
     schema = mr.Schema(FIELDS)
     with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, slots, num_envs=num_envs, layout=layout,
-        autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        tmp_path / "b", schema, slots, num_envs=num_envs, layout=layout, autoreset="disabled"
+    ) as buffer:
         for number in range(2 * slots):
             buffer.add(step_of(number, num_envs))
         appended.clear()
@@ -435,9 +433,7 @@ def test_heads_handed_out_stay_as_they_were(tmp_path, appended):
         for number in range(4 * SLOTS):
             buffer.add(step_of(number, 3))
             held.append(buffer.published)
-        assert [each.tolist() for each in held] == [
-            [n + 1] * 3 for n in range(4 * SLOTS)
-        ]
+        assert [each.tolist() for each in held] == [[n + 1] * 3 for n in range(4 * SLOTS)]
         assert len({id(each) for each in held}) == len(held)
     assert appended
 
@@ -459,18 +455,13 @@ def blocks(monkeypatch):
 
 
 def block_of(number, steps, num_envs, rng):
-    rows = [
-        step_of(number + k, num_envs, (rng.random(2) < 0.1).tolist())
-        for k in range(steps)
-    ]
+    rows = [step_of(number + k, num_envs, (rng.random(2) < 0.1).tolist()) for k in range(steps)]
     return {path: np.stack([row[path] for row in rows]) for path in FIELDS}
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_blocks_leave_what_other_ways_leave(
-    tmp_path, blocks, num_envs, layout, autoreset
-):
+def test_blocks_leave_what_other_ways_leave(tmp_path, blocks, num_envs, layout, autoreset):
     found, counts = [], []
     for way in ("fast", "watched"):
         rng, path = np.random.default_rng(6), tmp_path / way
@@ -497,9 +488,7 @@ def test_blocks_leave_what_other_ways_leave(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_ctrl_c_in_a_block_loses_none_and_doubles_none(
-    tmp_path, blocks, num_envs, layout, after
-):
+def test_ctrl_c_in_a_block_loses_none_and_doubles_none(tmp_path, blocks, num_envs, layout, after):
     rng = np.random.default_rng(0)
     with make(tmp_path / "b", num_envs, layout) as buffer:
         fast = buffer._files.appender._fast_append
@@ -523,9 +512,7 @@ def test_ctrl_c_in_a_block_loses_none_and_doubles_none(
         fast._extend = extend
         rewards = buffer.gather_all()["reward"].reshape(-1)
         first = buffer.span.first.tolist()[0]
-        expected = [
-            float(10 * n + e) for e in range(num_envs) for n in range(first, number)
-        ]
+        expected = [float(10 * n + e) for e in range(num_envs) for n in range(first, number)]
         assert sorted(rewards.tolist()) == sorted(expected)
     assert blocks
     assert verify_buffer(tmp_path / "b").ok
@@ -577,8 +564,10 @@ def test_kill_9_loses_no_step_that_was_acknowledged(tmp_path, lines):
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path / "b")],
-        stdout=subprocess.PIPE, text=True, cwd=root,
-    ) as child:  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+    ) as child:
         for _ in range(lines):
             last = int(child.stdout.readline())
         child.send_signal(signal.SIGKILL)
@@ -626,9 +615,8 @@ def test_kill_9_loses_no_block_that_was_acknowledged(tmp_path, num_envs, layout,
     root = Path(__file__).parents[2]
     given = str(tmp_path / "b"), str(num_envs), layout
     with subprocess.Popen(
-        [sys.executable, "-c", BLOCKS_CHILD, *given],
-        stdout=subprocess.PIPE, text=True, cwd=root,
-    ) as child:  # fmt: skip
+        [sys.executable, "-c", BLOCKS_CHILD, *given], stdout=subprocess.PIPE, text=True, cwd=root
+    ) as child:
         for _ in range(lines):
             last, taken = map(int, child.stdout.readline().split())
         child.send_signal(signal.SIGKILL)
@@ -677,15 +665,12 @@ else:
 
 @pytest.mark.parametrize("way", ["block", "step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_rows_and_flags_are_stored_before_their_publication(
-    tmp_path, num_envs, layout, way
-):
+def test_rows_and_flags_are_stored_before_their_publication(tmp_path, num_envs, layout, way):
     """A store into COMMIT kills the writer here: its file has lost its pages."""
     arguments = str(tmp_path / "b"), str(num_envs), layout, way
     child = subprocess.run(
-        [sys.executable, "-c", STRUCK_CHILD, *arguments],
-        cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", STRUCK_CHILD, *arguments], cwd=Path(__file__).parents[2], check=False
+    )
     assert child.returncode == -signal.SIGBUS
     (folder,) = (tmp_path / "b").glob("data-*")
     flags = np.fromfile(folder / "flags.bin", np.uint8)
@@ -708,9 +693,12 @@ TOKENS = FIELDS | {
 
 def make_tokens(path, **options):
     return mr.ReplayBuffer.create(
-        path, mr.Schema(TOKENS), SLOTS, heap_bytes=40_960,
+        path,
+        mr.Schema(TOKENS),
+        SLOTS,
+        heap_bytes=40_960,
         **({"commit_every": None, "autoreset": "disabled"} | options),
-    )  # fmt: skip
+    )
 
 
 def tokens_of(number):
@@ -725,9 +713,7 @@ def holds_what_was_added(batch):
         batch["reward"], batch["tokens"], batch["prompt"].text(), strict=True
     ):
         expected = tokens_of(round(float(reward)) // 10)
-        if prompt != expected["prompt"] or tokens.tolist() != expected[
-            "tokens"
-        ].tolist():  # fmt: skip
+        if prompt != expected["prompt"] or tokens.tolist() != expected["tokens"].tolist():
             return False
     return True
 
@@ -757,17 +743,17 @@ def test_kill_9_loses_no_value_that_was_acknowledged(tmp_path, lines):
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", TOKENS_CHILD, str(tmp_path / "b")],
-        stdout=subprocess.PIPE, text=True, cwd=root,
-    ) as child:  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+    ) as child:
         for _ in range(lines):
             last, taken = map(int, child.stdout.readline().split())
         child.send_signal(signal.SIGKILL)
         rest = child.stdout.read().split("\n")
     last = max([last, *(int(each.split()[0]) for each in rest[:-1])])
     assert taken > last // 4
-    with mr.ReplayBuffer.open(
-        tmp_path / "b", "r+", commit_every=None, check_values=True
-    ) as buffer:
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None, check_values=True) as buffer:
         assert int(buffer.heads[0]) > last
         batch = buffer.gather_all()
         assert batch.positions[-1] == buffer.heads[0] - 1

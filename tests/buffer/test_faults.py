@@ -213,9 +213,7 @@ def test_of_many_blocks_whole_ones_are_in_and_the_error_says_how_many(tmp_path, 
             twin.extend([["", "t"], ["", ""], ["t", ""]] * 9)
         made, data = steps_of(kinds)
         with using(Faulty(fault_of(fault), at=at, names=names_of(fault))) as disk:
-            raised = struck(
-                functools.partial(mr.ReplayBuffer.extend, twin.buffer), data
-            )
+            raised = struck(functools.partial(mr.ReplayBuffer.extend, twin.buffer), data)
         if raised is None:
             assert not disk.struck
             break
@@ -241,9 +239,7 @@ def test_of_more_than_the_capacity_whole_blocks_are_in_or_nothing(tmp_path, faul
             twin.extend([["", "t"], ["", ""], ["t", ""]] * 5)
         made, data = steps_of(kinds)
         with using(Faulty(fault_of(fault), at=at, names=names_of(fault))) as disk:
-            raised = struck(
-                functools.partial(mr.ReplayBuffer.extend, twin.buffer), data
-            )
+            raised = struck(functools.partial(mr.ReplayBuffer.extend, twin.buffer), data)
         steps = int(twin.buffer.heads[0]) - len(twin.oracle.envs[0].rows)
         if steps:
             twin.oracle.extend(made)

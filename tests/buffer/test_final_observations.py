@@ -7,11 +7,7 @@ import mmreplay as mr
 from mmreplay.errors import SchemaError
 
 gymnasium = pytest.importorskip("gymnasium")
-from gymnasium.vector import (  # noqa: E402
-    AsyncVectorEnv,
-    AutoresetMode,
-    SyncVectorEnv,
-)
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 
 spaces = gymnasium.spaces
 BOX = spaces.Box(-1e9, 1e9, (2,), np.float32)
@@ -126,9 +122,7 @@ def span(buffer):
 @pytest.mark.parametrize("call", ["add", "extend"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_infos_of_a_same_step_vector_are_accepted_as_they_come(
-    kind, num_envs, call
-):
+def test_the_infos_of_a_same_step_vector_are_accepted_as_they_come(kind, num_envs, call):
     schema, made = stepped(SyncVectorEnv, kind, num_envs, 25)
     with mr.ReplayBuffer.create(None, schema, 99, num_envs, engine="memory") as buffer:
         if call == "add":
@@ -226,10 +220,7 @@ def test_only_the_environments_of_the_step_have_final_observations():
             r"final_observation of.*ended with, got None\. Pass the infos of the sa",
         ),
         ([None, None], r"final_observation must.*the 3 environments, got 2"),
-        (
-            boxed(None, LAST, LAST[:1]),
-            r"field.*got float32\[1\]",
-        ),
+        (boxed(None, LAST, LAST[:1]), r"field.*got float32\[1\]"),
         (
             boxed(None, LAST, {"a": LAST}),
             r"final_observation of.*got \['observation/a'\]\. Nest it as the observati",
@@ -248,19 +239,10 @@ def test_a_final_observation_that_is_none_or_does_not_fit_is_refused(finals, mes
 @pytest.mark.parametrize(
     ("finals", "message"),
     [
-        (
-            [None, boxed(None, LAST, None)],
-            r"final_observation of.*ended with, got None",
-        ),
-        (
-            [None],
-            r"final_observation must.*of the 2 steps, got 1\. Put None where no episod",
-        ),
+        ([None, boxed(None, LAST, None)], r"final_observation of.*ended with, got None"),
+        ([None], r"final_observation must.*of the 2 steps, got 1\. Put None where no episod"),
         ([[LAST] * 3, [None]], r"final_observation must.*the 3 environments, got 1"),
-        (
-            [boxed(LAST, LAST, LAST), {"a": 1}],
-            r"final_observation must.*the 3 environments, got 0",
-        ),
+        ([boxed(LAST, LAST, LAST), {"a": 1}], r"final_observation must.*the 3 environments, got 0"),
     ],
     ids=range(4),
 )

@@ -29,9 +29,7 @@ def expected(buffer, path, value):
         every["final"].tolist(),
         strict=True,
     )
-    return sorted(
-        ((-p, e) for p, e, number, final in rows if number == value and not final),
-    )
+    return sorted(((-p, e) for p, e, number, final in rows if number == value and not final))
 
 
 def looked_up(buffer, path, value):
@@ -57,9 +55,14 @@ class Machine(RuleBasedStateMachine):
         self.engine = engine
         path = None if engine == "memory" else f"{self.folder.name}/ring"
         self.buffer = mr.ReplayBuffer.create(
-            path, mr.Schema(fields), self.capacity, self.num_envs, engine=engine,
-            autoreset="same_step", commit_every=None,
-        )  # fmt: skip
+            path,
+            mr.Schema(fields),
+            self.capacity,
+            self.num_envs,
+            engine=engine,
+            autoreset="same_step",
+            commit_every=None,
+        )
 
     @rule(
         uids=st.lists(st.integers(-2, 3), min_size=1, max_size=9),
@@ -112,9 +115,7 @@ class Machine(RuleBasedStateMachine):
             return
         numbers = list(range(-3, 8))
         for value in numbers:
-            assert looked_up(self.buffer, "uid", value) == expected(
-                self.buffer, "uid", value
-            )
+            assert looked_up(self.buffer, "uid", value) == expected(self.buffer, "uid", value)
         assert looked_up(self.buffer, "version", np.uint64(2**63)) == expected(
             self.buffer, "version", 2**63
         )
@@ -134,9 +135,7 @@ class TwoEnvironments(Machine):
 
 
 # Few steps are enough for a ring of seven rows to lap; no deadline, files are made.
-Machine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=12, deadline=None
-)
+Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
 TwoEnvironments.TestCase.settings = Machine.TestCase.settings
 TestOneEnvironment = Machine.TestCase
 TestTwoEnvironments = TwoEnvironments.TestCase
@@ -145,14 +144,18 @@ TestTwoEnvironments = TwoEnvironments.TestCase
 def ring(path, dtype="int64", capacity=1000, num_envs=1, **options):
     fields = {"uid": mr.Field((), dtype), "x": mr.Field((), "int32")}
     return mr.ReplayBuffer.create(
-        path, mr.Schema(fields), capacity, num_envs, engine="memory" if path is None
-        else "memmap", autoreset="disabled", commit_every=None, **options,
-    )  # fmt: skip
+        path,
+        mr.Schema(fields),
+        capacity,
+        num_envs,
+        engine="memory" if path is None else "memmap",
+        autoreset="disabled",
+        commit_every=None,
+        **options,
+    )
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
-)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
 @given(data=st.data())
 def test_values_of_any_integer_type_are_compared_as_integers(dtype, data):
     info = np.iinfo(dtype)
@@ -184,11 +187,7 @@ def test_the_rows_of_each_value_come_in_the_order_of_the_values():
     ("path", "values", "message"),
     [
         ("observation", 1, "field 'observation' must be one integer and not mutable"),
-        (
-            "reward",
-            1,
-            r"'reward' must be one integer .*, got Field\(shape=\(\), dtype=",
-        ),
+        ("reward", 1, r"'reward' must be one integer .*, got Field\(shape=\(\), dtype="),
         ("terminated", 1, "field 'terminated' must be one integer"),
         ("reward", "a", "field 'reward' must be one integer"),
         ("actoin", 1.5, "field 'actoin' is not in the schema.* Did you mean 'action'"),
@@ -202,9 +201,7 @@ def test_the_rows_of_each_value_come_in_the_order_of_the_values():
     ],
 )
 def test_what_rows_are_not_looked_up_by_is_refused(path, values, message):
-    fields = {
-        "late": mr.Field((), "int32", mutable=True), "brain": mr.Field((), "bfloat16"),
-    }  # fmt: skip
+    fields = {"late": mr.Field((), "int32", mutable=True), "brain": mr.Field((), "bfloat16")}
     own = schema(**fields)
     with (
         mr.ReplayBuffer.create(None, own, 9, engine="memory") as buffer,
@@ -241,9 +238,8 @@ sys.stdin.read()
 def test_rows_of_a_killed_process_are_found(tmp_path):
     path = tmp_path / "ring"
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as child:  # fmt: skip
+        [sys.executable, "-c", KILLED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout.readline() == b"ready\n"
         child.send_signal(signal.SIGKILL)
         child.wait()

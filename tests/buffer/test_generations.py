@@ -43,9 +43,7 @@ class NoMove(Disk):
 
 
 def test_readers_learn_of_a_resize_whose_writer_died_before_it_could_tell(tmp_path):
-    buffer = mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 48, 2, autoreset="disabled"
-    )
+    buffer = mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 48, 2, autoreset="disabled")
     fill(buffer, 0, 10)
     reader = mr.ReplayBuffer.open(tmp_path / "b")
     with using(NoMove()), pytest.raises(KeyboardInterrupt):

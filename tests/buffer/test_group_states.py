@@ -168,9 +168,7 @@ def no_thread(*_):
     raise RuntimeError("can't start new thread")
 
 
-def test_a_shortage_of_threads_is_reported_at_close_without_a_wait(
-    tmp_path, monkeypatch
-):
+def test_a_shortage_of_threads_is_reported_at_close_without_a_wait(tmp_path, monkeypatch):
     with using(QuickDisk()):
         path = make(tmp_path / "b")
         buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
@@ -224,9 +222,7 @@ def test_a_copy_whose_shards_do_not_fit_on_the_disk_is_removed(tmp_path, copy, n
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("failing", ["tmp-0", "tmp-zarr.json"])
-def test_a_device_that_fails_a_shard_keeps_no_row_from_a_commit(
-    tmp_path, failing, number
-):
+def test_a_device_that_fails_a_shard_keeps_no_row_from_a_commit(tmp_path, failing, number):
     class Failing(QuickDisk):
         fails = False
 
@@ -281,17 +277,13 @@ def test_a_device_that_fails_a_shard_of_a_copy_makes_none(tmp_path, copy):
         "compact": lambda path: mr.compact(tmp_path / "m", path),
         "load": lambda path: mr.load(tmp_path / "m.npz", path, engine="zarr"),
     }
-    told = (
-        "cannot seal .*: cannot create .*tmp-0: Input/output error .*the buffer ag.*$"
-    )
+    told = "cannot seal .*: cannot create .*tmp-0: Input/output error .*the buffer ag.*$"
     with using(Failing()), pytest.raises(FailedError, match=told):
         made[copy](tmp_path / "c")
     assert not (tmp_path / "c" / "metadata.json").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["tmp-obs", "tmp-0", "x/tmp-1", "tmp-a/tmp-b", "tmp-zarr.json"]
-)
+@pytest.mark.parametrize("name", ["tmp-obs", "tmp-0", "x/tmp-1", "tmp-a/tmp-b", "tmp-zarr.json"])
 def test_fields_may_be_called_as_what_is_swept_is(tmp_path, name):
     schema = mr.Schema.from_flat({name: mr.Field((), "int64")})
     with mr.ReplayBuffer.create(tmp_path / "m", schema, CAPACITY) as buffer:
@@ -329,9 +321,7 @@ def test_a_mutable_fields_name_may_be_longer_than_any_arrays(tmp_path):
     schema = mr.Schema.from_flat(
         {"x": mr.Field((), "int64"), name: mr.Field((), "int64", mutable=True)}
     )
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, CAPACITY, engine="zarr"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, CAPACITY, engine="zarr") as buffer:
         buffer.extend({"x": np.arange(9), name: np.arange(9)})
         buffer.resize(2 * CAPACITY)
         assert buffer.gather_all()[name].tolist() == list(range(9))
@@ -341,13 +331,7 @@ def test_a_mutable_fields_name_may_be_longer_than_any_arrays(tmp_path):
 def test_compression_counts_rows_that_were_written(tmp_path, rng, layout):
     schema = mr.Schema({"noise": mr.Field((64,), "uint8")})
     with mr.ReplayBuffer.create(
-        tmp_path / "b",
-        schema,
-        10_000,
-        2,
-        engine="zarr",
-        layout=layout,
-        autoreset="disabled",
+        tmp_path / "b", schema, 10_000, 2, engine="zarr", layout=layout, autoreset="disabled"
     ) as buffer:
         buffer.extend(noise=rng.integers(0, 256, (100, 2, 64), np.uint8))
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
@@ -357,9 +341,7 @@ def test_compression_counts_rows_that_were_written(tmp_path, rng, layout):
 
 
 def test_sealing_keeps_no_memory(tmp_path):
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", SCHEMA, CAPACITY, engine="zarr"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, CAPACITY, engine="zarr") as buffer:
         fill(buffer, 0, 200)
         buffer._files.store.sealing._sealer.drain()
         assert len(buffer._files.store.sealing.states.sealed()) > 1

@@ -51,9 +51,7 @@ def test_the_mapping_says_how_fields_and_ends_were_found(store):
     with mr.ReplayBuffer.open(store[0]) as buffer:
         mapping, roles = buffer.mapping, dict(buffer.schema.roles)
     assert isinstance(mapping, GroupMapping)
-    assert mapping.arrays == {
-        "action": "data/action", "img": "data/img", "state": "data/state",
-    }  # fmt: skip
+    assert mapping.arrays == {"action": "data/action", "img": "data/img", "state": "data/state"}
     assert not mapping.ours
     assert not mapping.doubts
     assert "3 episodes end where 'meta/episode_ends' says" in mapping.notes[0]
@@ -78,24 +76,19 @@ def test_windows_and_transforms_work_as_over_a_buffer(store):
     places = batch.positions[:, None] + np.arange(4)
     assert batch["state"].shape == (30, 4, 2, 5)
     assert batch.mask.any(axis=1).all()
-    assert np.array_equal(
-        batch["state"][:, :, -1][batch.mask], held["state"][places[batch.mask]]
-    )
+    assert np.array_equal(batch["state"][:, :, -1][batch.mask], held["state"][places[batch.mask]])
 
 
-@pytest.mark.parametrize(
-    "context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_open_the_group_themselves(tmp_path, rng, context):
     held = policy_store(tmp_path / "a.zarr", rng, 3, LENGTHS)
     dataset = mr.ReplayDataset(tmp_path / "a.zarr")
     draws = dataset.draws(mr.UniformSampler(seed=0), 16, num_batches=3)
     batches = list(
         DataLoader(
-            dataset, sampler=draws, batch_size=None, num_workers=1,
-            multiprocessing_context=context,
+            dataset, sampler=draws, batch_size=None, num_workers=1, multiprocessing_context=context
         )
-    )  # fmt: skip
+    )
     assert len(batches) == 3
     for batch in batches:
         assert np.array_equal(batch["img"].numpy(), held["img"][batch.positions])
@@ -107,19 +100,14 @@ def test_a_dataset_of_a_source_keeps_its_options_in_a_pickle(tmp_path, rng):
     dataset = pickle.loads(pickle.dumps(mr.ReplayDataset(source)))
     batch = dataset.buffer.take(0, [3, 50])
     assert np.array_equal(batch["next_observation"], held["img"][[4, 51]])
-    assert set(batch.fields) == {
-        "observation", "next_observation", "terminated", "truncated",
-    }  # fmt: skip
+    assert set(batch.fields) == {"observation", "next_observation", "terminated", "truncated"}
 
 
 def test_a_group_joins_a_buffer(tmp_path, rng):
     policy_store(tmp_path / "a.zarr", rng)
     policy_store(tmp_path / "b.zarr", rng)
     mr.load(tmp_path / "a.zarr", tmp_path / "buffer")
-    parts = [
-        mr.ReplayBuffer.open(tmp_path / "buffer"),
-        mr.ReplayBuffer.open(tmp_path / "b.zarr"),
-    ]
+    parts = [mr.ReplayBuffer.open(tmp_path / "buffer"), mr.ReplayBuffer.open(tmp_path / "b.zarr")]
     assert len(mr.concat(parts).sample(50)) == 50
 
 
@@ -139,9 +127,11 @@ def test_flags_by_name_are_the_ends_where_nothing_counts_episodes(tmp_path, rng)
     stops = np.zeros(30, "uint8")
     stops[29] = 1
     arrays = {
-        "observations": rng.random((30, 2)), "dones": ends, "timeouts": stops,
+        "observations": rng.random((30, 2)),
+        "dones": ends,
+        "timeouts": stops,
         "next_observations": rng.random((30, 2)),
-    }  # fmt: skip
+    }
     with mr.ReplayBuffer.open(group(tmp_path / "g", arrays)) as buffer:
         found = buffer.gather_all()
         drawable = buffer.view.starts.lengths.sum() - buffer.view.num_illegal
@@ -172,9 +162,7 @@ def test_flags_decide_how_counted_episodes_end_and_others_are_doubted(tmp_path, 
 
 def test_the_meaning_of_ends_can_be_given(tmp_path, rng):
     arrays = {"obs": rng.random((30, 2)), "ends": [10, 30]}
-    source = mr.ZarrSource(
-        group(tmp_path / "g", arrays), episode_ends="ends", ends="terminated"
-    )
+    source = mr.ZarrSource(group(tmp_path / "g", arrays), episode_ends="ends", ends="terminated")
     with mr.ReplayBuffer.open(source) as buffer:
         assert np.flatnonzero(buffer.gather_all()["terminated"]).tolist() == [9, 29]
 
@@ -202,11 +190,14 @@ def test_rows_behind_the_last_end_are_doubted(tmp_path, rng):
 @pytest.mark.parametrize(
     "ends",
     [
-        [10, 5], [10, 31], [-1, 30], [1.5, 30.0],
+        [10, 5],
+        [10, 31],
+        [-1, 30],
+        [1.5, 30.0],
         np.array([10, (1 << 63) + 20], "uint64"),
         np.array([(1 << 64) - 1, 30], "uint64"),
     ],
-)  # fmt: skip
+)
 def test_ends_that_contradict_the_rows_are_refused(tmp_path, rng, ends):
     arrays = {"obs": rng.random((30, 2)), "episode_ends": ends}
     with pytest.raises(SourceError, match=r"g: 'episode_ends' must .*, got .*\. "):
@@ -215,9 +206,10 @@ def test_ends_that_contradict_the_rows_are_refused(tmp_path, rng, ends):
 
 def test_the_usual_one_of_two_arrays_of_ends_is_used_with_a_doubt(tmp_path, rng):
     arrays = {
-        "obs": rng.random((30, 2)), "aside/episode_ends": [5, 30],
+        "obs": rng.random((30, 2)),
+        "aside/episode_ends": [5, 30],
         "meta/episode_ends": [10, 30],
-    }  # fmt: skip
+    }
     path = group(tmp_path / "g", arrays)
     with mr.ReplayBuffer.open(path) as buffer:
         assert buffer.episodes.episodes(0).begin.tolist() == [0, 10]
@@ -261,9 +253,7 @@ def test_names_that_are_not_there_are_refused(tmp_path, rng):
 
 def test_a_group_is_not_written_to(tmp_path, rng):
     policy_store(tmp_path / "a.zarr", rng)
-    with pytest.raises(
-        FailedError, match=r".*\.zarr is a Zarr group, which cannot be written"
-    ):
+    with pytest.raises(FailedError, match=r".*\.zarr is a Zarr group, which cannot be written"):
         mr.ReplayBuffer.open(tmp_path / "a.zarr", "r+")
     with (
         mr.ReplayBuffer.open(tmp_path / "a.zarr") as buffer,

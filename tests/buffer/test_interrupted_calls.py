@@ -17,9 +17,13 @@ from tests.buffer.support import Twin, check
 
 MAX_POINTS = 3000
 WITHIN = {
-    "buffer/append.py", "buffer/flag_rules.py", "storage/committer.py",
-    "storage/commit_state.py", "storage/memmap.py", "disk/files.py",
-}  # fmt: skip
+    "buffer/append.py",
+    "buffer/flag_rules.py",
+    "storage/committer.py",
+    "storage/commit_state.py",
+    "storage/memmap.py",
+    "disk/files.py",
+}
 """Where a call changes anything; before, all of it is checked, and nothing is done."""
 ROUNDS = 2
 """Strikes at one moment, so that it is met at several places of the ring."""
@@ -157,9 +161,7 @@ def test_an_add_with_final_observations_struck_anywhere(path, env_ids):
 
 @pytest.mark.parametrize("final", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize("env_ids", [None, pytest.param([2, 0], marks=SLOW)])
-@pytest.mark.parametrize(
-    "layout", ["time_major", pytest.param("env_major", marks=SLOW)]
-)
+@pytest.mark.parametrize("layout", ["time_major", pytest.param("env_major", marks=SLOW)])
 def test_an_extend_struck_anywhere(tmp_path, layout, env_ids, final):
     struck = Struck(tmp_path / "ring", 6, 3, layout=layout, autoreset="same_step")
     struck.all(struck.extending(3, env_ids, final=final))

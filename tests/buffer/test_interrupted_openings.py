@@ -15,19 +15,26 @@ import mmreplay as mr
 from mmreplay.errors import FailedError
 from tests.buffer.interrupting import Striker
 
-SCHEMA = mr.Schema(
-    {"number": mr.Field((), "int64"), "large": mr.Field((512,), "int64")}
-)
+SCHEMA = mr.Schema({"number": mr.Field((), "int64"), "large": mr.Field((512,), "int64")})
 WITHIN = {
-    "buffer/opening.py", "buffer/open_files.py", "storage/committer.py",
-    "buffer/replay_buffer.py", "buffer/copy_rows.py", "buffer/new_generation.py",
-    "disk/lock.py", "storage/recovery.py",
-}  # fmt: skip
+    "buffer/opening.py",
+    "buffer/open_files.py",
+    "storage/committer.py",
+    "buffer/replay_buffer.py",
+    "buffer/copy_rows.py",
+    "buffer/new_generation.py",
+    "disk/lock.py",
+    "storage/recovery.py",
+}
 OPENING = WITHIN | {
-    "disk/files.py", "buffer/reader.py", "samplers/priority_file.py",
-    "samplers/priority_store.py", "storage/commit_state.py", "storage/memmap.py",
+    "disk/files.py",
+    "buffer/reader.py",
+    "samplers/priority_file.py",
+    "samplers/priority_store.py",
+    "storage/commit_state.py",
+    "storage/memmap.py",
     "format/metadata.py",
-}  # fmt: skip
+}
 MAX_POINTS = 3000
 
 
@@ -104,9 +111,7 @@ def resize(path, striker):
 
 @pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("act", "rows"),
-    [(open_and_drop, 5), (close, 6), (resize, 6)],
-    ids=["open", "close", "resize"],
+    ("act", "rows"), [(open_and_drop, 5), (close, 6), (resize, 6)], ids=["open", "close", "resize"]
 )
 def test_a_buffer_opens_again_after_a_strike(tmp_path, act, rows, stride):
     strikes(tmp_path, act, range(rows), stride)
@@ -114,9 +119,7 @@ def test_a_buffer_opens_again_after_a_strike(tmp_path, act, rows, stride):
 
 def test_a_commit_thread_whose_start_was_struck_begins_and_ends(tmp_path):
     for moment in range(MAX_POINTS):
-        buffer = mr.ReplayBuffer.create(
-            tmp_path / str(moment), SCHEMA, 8, commit_every=None
-        )
+        buffer = mr.ReplayBuffer.create(tmp_path / str(moment), SCHEMA, 8, commit_every=None)
         committer = buffer._files.committer
         struck = Striker(moment, {"storage/committer.py"}).call(
             lambda committer=committer: committer.start(60.0)

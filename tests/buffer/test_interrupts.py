@@ -110,9 +110,7 @@ def test_a_look_that_is_interrupted_counts_no_row_twice(tmp_path, monkeypatch):
 def test_threads_take_turns_and_lose_nothing(tmp_path):
     path = tmp_path / "ring"
     schema = mr.Schema({"number": mr.Field((), "int64")})
-    buffer = mr.ReplayBuffer.create(
-        path, schema, 2000, 2, commit_every=0.001, autoreset="disabled"
-    )
+    buffer = mr.ReplayBuffer.create(path, schema, 2000, 2, commit_every=0.001, autoreset="disabled")
 
     def work(first):
         for number in range(first, first + 300):

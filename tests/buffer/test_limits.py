@@ -106,26 +106,20 @@ def test_a_clock_that_jumps_decides_nothing(tmp_path, monkeypatch, jump):
 
 
 @pytest.mark.parametrize("name", ["records.bin", "flags.bin"])
-def test_a_file_truncated_under_a_reader_is_an_error_where_files_are_read(
-    tmp_path, name
-):
+def test_a_file_truncated_under_a_reader_is_an_error_where_files_are_read(tmp_path, name):
     with make(tmp_path / "b") as buffer:
         fill(buffer, 0, 30)
     with mr.ReplayBuffer.open(tmp_path / "b", read_mode="pread") as reader:
         reader.sample(8)
         os.truncate(tmp_path / "b" / "data-000001" / name, 3)
         if name == "records.bin":
-            with pytest.raises(
-                CorruptError, match=r"records.bin ends at byte .*was trunc"
-            ):
+            with pytest.raises(CorruptError, match=r"records.bin ends at byte .*was trunc"):
                 reader.gather_all()
         with pytest.raises(CorruptError, match=rf"{name} has 3 bytes, but metadata"):
             mr.ReplayBuffer.open(tmp_path / "b")
 
 
-def test_a_device_that_cannot_be_read_is_an_error_where_files_are_read(
-    tmp_path, monkeypatch
-):
+def test_a_device_that_cannot_be_read_is_an_error_where_files_are_read(tmp_path, monkeypatch):
     with make(tmp_path / "b") as buffer:
         fill(buffer, 0, 30)
     with mr.ReplayBuffer.open(tmp_path / "b", read_mode="pread") as reader:
@@ -193,9 +187,8 @@ TEXTS = mr.Schema({"text": mr.Field.text(200), "number": mr.Field((), "int64")})
 def with_heaps_at(path, heap_position, num_envs, engine):
     """A buffer of texts whose heaps go on from a position."""
     mr.ReplayBuffer.create(
-        path, TEXTS, 256, num_envs, engine=engine, heap_bytes=1 << 20,
-        autoreset="disabled",
-    ).close()  # fmt: skip
+        path, TEXTS, 256, num_envs, engine=engine, heap_bytes=1 << 20, autoreset="disabled"
+    ).close()
     metadata = metadata_file.load(path)
     (path / metadata.folder / "COMMIT").unlink()
     heaps = np.full(num_envs, heap_position)
@@ -236,9 +229,7 @@ def check_texts(buffer):
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize("how", ["add", "some", "extend"])
 @pytest.mark.parametrize("num_envs", [1, 3])
-def test_heap_positions_that_kernels_cannot_count_are_refused(
-    tmp_path, engine, how, num_envs
-):
+def test_heap_positions_that_kernels_cannot_count_are_refused(tmp_path, engine, how, num_envs):
     path = with_heaps_at(tmp_path / "b", (1 << 61) - (1 << 16), num_envs, engine)
     told = r"heap positions must be at most 2305843009213693944, got \d+ of envi"
     with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
@@ -258,9 +249,7 @@ def test_heap_positions_that_kernels_cannot_count_are_refused(
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("how", ["add", "some", "extend"])
-def test_a_heap_that_another_writer_wrote_beyond_is_read_and_not_written(
-    tmp_path, how, num_envs
-):
+def test_a_heap_that_another_writer_wrote_beyond_is_read_and_not_written(tmp_path, how, num_envs):
     path = with_heaps_at(tmp_path / "b", (1 << 61) + (1 << 20), num_envs, "memmap")
     with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
         with pytest.raises(FullError, match="heap positions must be at most"):

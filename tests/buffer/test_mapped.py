@@ -79,9 +79,7 @@ def test_views_outlive_their_buffer(tmp_path):
 @pytest.mark.parametrize("engine", ["memory", "zarr", "memmap"])
 def test_there_is_no_view_of_what_lies_in_no_file_or_not_side_by_side(tmp_path, engine):
     path = None if engine == "memory" else tmp_path / "ring"
-    with mr.ReplayBuffer.create(
-        path, SCHEMA, 20, 2, engine=engine, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, SCHEMA, 20, 2, engine=engine, autoreset="disabled") as buffer:
         buffer.extend(columns(0, 5, 2))
         assert (buffer.mapped("number") is None) == (engine != "memmap")
         assert buffer.mapped("terminated") is None
@@ -90,12 +88,8 @@ def test_there_is_no_view_of_what_lies_in_no_file_or_not_side_by_side(tmp_path, 
 
 
 def test_values_of_any_length_have_no_views(tmp_path):
-    schema = mr.Schema(
-        {"text": mr.Field.text(max_bytes=9), "number": mr.Field((), "int16")}
-    )
-    with mr.ReplayBuffer.create(
-        tmp_path / "ring", schema, 9, heap_bytes="4 KiB"
-    ) as buffer:
+    schema = mr.Schema({"text": mr.Field.text(max_bytes=9), "number": mr.Field((), "int16")})
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 9, heap_bytes="4 KiB") as buffer:
         buffer.extend(text=["a", "bc"], number=[1, 2])
         assert buffer.mapped("text") is None
         (view,) = buffer.mapped("number")

@@ -59,9 +59,7 @@ def filled(path, name, rng, num_envs=2, ended=False):
 
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_both_ways_give_the_same_fields_in_the_same_order(
-    tmp_path, rng, monkeypatch, name, ended
-):
+def test_both_ways_give_the_same_fields_in_the_same_order(tmp_path, rng, monkeypatch, name, ended):
     buffer = filled(tmp_path, name, rng, ended=ended)
     taken = []
     store = buffer._current()._store
@@ -97,9 +95,7 @@ def test_both_ways_give_the_same_fields_in_the_same_order(
     ],
 )
 @pytest.mark.parametrize("name", ["stored", "derived"])
-def test_pages_are_asked_for_where_they_are_to_be(
-    tmp_path, rng, monkeypatch, name, options, asked
-):
+def test_pages_are_asked_for_where_they_are_to_be(tmp_path, rng, monkeypatch, name, options, asked):
     filled(tmp_path, name, rng).close()
     found = []
     monkeypatch.setattr(File, "will_need", lambda self, *range_: found.append(range_))
@@ -111,9 +107,7 @@ def test_pages_are_asked_for_where_they_are_to_be(
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("advise", ["auto", "always", "never", "kernel"])
-def test_others_run_while_pages_have_to_be_waited_for(
-    tmp_path, rng, monkeypatch, advise, there
-):
+def test_others_run_while_pages_have_to_be_waited_for(tmp_path, rng, monkeypatch, advise, there):
     filled(tmp_path, "stored", rng).close()
     waits, take = set(), gather._steps.take
 
@@ -137,9 +131,7 @@ def test_others_run_while_pages_have_to_be_waited_for(
     assert (True in waits) == (advise in ("auto", "always"))
 
 
-def test_long_records_are_asked_for_as_they_are_copied_not_read(
-    tmp_path, rng, monkeypatch
-):
+def test_long_records_are_asked_for_as_they_are_copied_not_read(tmp_path, rng, monkeypatch):
     """Fields of less than 4 KiB each, more together, in a batch of a MiB and more."""
     field = mr.Field((500,), "float32")
     schema = mr.Schema({"observation": dict.fromkeys("abc", field)})
@@ -158,8 +150,7 @@ def test_long_records_are_asked_for_as_they_are_copied_not_read(
             wanted = batch.positions * stride
             asked = np.array(found)
             assert all(
-                ((asked[:, 0] <= at) & (at < asked.sum(axis=1))).any()
-                for at in wanted.tolist()
+                ((asked[:, 0] <= at) & (at < asked.sum(axis=1))).any() for at in wanted.tolist()
             )
 
 

@@ -101,8 +101,7 @@ def test_masked_columns_of_a_block_are_refused(tmp_path, engine, num_envs):
         for field, column in fine.items():
             for bad in (masked(column, 0, -1), list(masked(column, 0, -1))):
                 with pytest.raises(
-                    SchemaError,
-                    match=rf"'{field}' must have a value .* got \d masked i",
+                    SchemaError, match=rf"'{field}' must have a value .* got \d masked i"
                 ):
                     buffer.extend({**fine, field: bad})
         assert buffer.heads.tolist() == [3] * num_envs
@@ -114,10 +113,12 @@ def test_an_array_that_masks_nothing_is_stored(tmp_path, num_envs):
         made = step(num_envs)
         buffer.add(
             {
-                name: [masked(v) for v in value] if name == "tokens" and num_envs > 1
-                else masked(value) for name, value in made.items()
+                name: [masked(v) for v in value]
+                if name == "tokens" and num_envs > 1
+                else masked(value)
+                for name, value in made.items()
             }
-        )  # fmt: skip
+        )
         rows = buffer.gather_all()
         assert (rows["observation"] == 1).all()
         assert (rows["tokens"].values == 1).all()
@@ -129,11 +130,7 @@ def finals():
     fine = np.ones(2, np.float32)
     boxed = np.empty(2, object)
     boxed[:] = [one, None]
-    return {
-        "an array": np.ma.stack([one, masked(fine)]),
-        "a list": [one, fine],
-        "objects": boxed,
-    }
+    return {"an array": np.ma.stack([one, masked(fine)]), "a list": [one, fine], "objects": boxed}
 
 
 @pytest.mark.parametrize("case", finals())
@@ -173,10 +170,7 @@ def test_masked_environments_are_refused(tmp_path):
 
 def prioritized(**_):
     schema = mr.Schema(
-        {
-            "observation": mr.Field((), "int64"),
-            "next_observation": mr.Field((), "int64"),
-        }
+        {"observation": mr.Field((), "int64"), "next_observation": mr.Field((), "int64")}
     )
     buffer = mr.ReplayBuffer.create(
         None, schema, 8, engine="memory", sampler=mr.PrioritizedSampler(seed=0)
@@ -261,10 +255,7 @@ def test_masked_values_in_any_container_are_refused(tmp_path, engine, make_value
 def test_a_list_within_itself_is_no_array(tmp_path):
     endless = []
     endless.append(endless)
-    with (
-        make(tmp_path) as buffer,
-        pytest.raises(SchemaError, match="field 'reward' must be"),
-    ):
+    with make(tmp_path) as buffer, pytest.raises(SchemaError, match="field 'reward' must be"):
         buffer.add(step(reward=endless))
 
 
@@ -279,9 +270,11 @@ def test_masked_blocks_of_a_reader_are_refused(tmp_path):
     schema = mr.Schema({"reward": mr.Field((), "float32")})
     rows = np.arange(2)
     block = Block(
-        {"reward": masked(np.float32([1, 2]), 1)}, np.zeros(2, np.int64), rows,
+        {"reward": masked(np.float32([1, 2]), 1)},
+        np.zeros(2, np.int64),
+        rows,
         np.array([1, 0], np.uint8),
-    )  # fmt: skip
+    )
     with (
         open_writer(tmp_path / "b", plain(schema, 2)) as writer,
         pytest.raises(SchemaError, match="field 'reward' must have a value"),

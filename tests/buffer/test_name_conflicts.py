@@ -10,9 +10,12 @@ from mmreplay.errors import SchemaError
 def made(**fields):
     schema = {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
     return mr.ReplayBuffer.create(
-        None, mr.Schema(schema | fields), 50, engine="memory",
+        None,
+        mr.Schema(schema | fields),
+        50,
+        engine="memory",
         sampler=mr.SequenceSampler(4, mr.UniformSampler(0)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,11 @@ def be_like_others():
 def created(path, code):
     return subprocess.run(
         [sys.executable, "-c", code, str(path)],
-        capture_output=True, text=True, check=False, preexec_fn=be_like_others,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=be_like_others,
+    )
 
 
 @pytest.fixture
@@ -102,18 +105,14 @@ def test_no_buffer_is_created_at_a_dangling_link(tmp_path, inner):
 
 def test_no_buffer_is_created_at_a_link_to_itself(tmp_path):
     (tmp_path / "round").symlink_to("round")
-    with pytest.raises(
-        FormatError, match=r".* is a link to 'round', which does not exist"
-    ):
+    with pytest.raises(FormatError, match=r".* is a link to 'round', which does not exist"):
         mr.ReplayBuffer.create(tmp_path / "round", schema(), 5)
 
 
 def test_a_folder_without_search_permission_is_reported(hidden):
     hidden.chmod(0o600)
     done = created(hidden / "mine" / "new", CREATE)
-    told = (
-        r"FailedError: cannot make folder .*Permission denied .* choose a path that can"
-    )
+    told = r"FailedError: cannot make folder .*Permission denied .* choose a path that can"
     assert re.search(told, done.stderr), done.stderr
     hidden.chmod(0o755)
     assert list((hidden / "mine").iterdir()) == []

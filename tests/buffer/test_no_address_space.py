@@ -47,9 +47,12 @@ def add(buffer, count):
     for _ in range(count):
         number = int(buffer.heads[0])
         buffer.add(
-            observation=np.full(3, number, "f"), large=np.full(1200, number, "f"),
-            reward=number, terminated=number % 10 == 9, truncated=False,
-        )  # fmt: skip
+            observation=np.full(3, number, "f"),
+            large=np.full(1200, number, "f"),
+            reward=number,
+            terminated=number % 10 == 9,
+            truncated=False,
+        )
 
 
 def read(path):

@@ -56,10 +56,7 @@ def create(path):
 
 OPERATIONS = {
     "create": create,
-    "create in a folder": lambda path: (
-        path.with_name("new").mkdir(exist_ok=True),
-        create(path),
-    ),
+    "create in a folder": lambda path: (path.with_name("new").mkdir(exist_ok=True), create(path)),
     "read": lambda path: reading(path, lambda b: (b.gather_all(), b.statistics)),
     "draw by priority": lambda path: reading(
         path, lambda b: b.sample(4), sampler=mr.PrioritizedSampler(seed=0)
@@ -68,8 +65,7 @@ OPERATIONS = {
     "commit": lambda path: writing(path, lambda b: b.commit()),
     "resize": lambda path: writing(path, lambda b: b.resize(40)),
     "add a field": lambda path: writing(
-        path,
-        lambda b: "more" in b.schema or b.add_field("more", mr.Field((), "int8"), 3),
+        path, lambda b: "more" in b.schema or b.add_field("more", mr.Field((), "int8"), 3)
     ),
     "statistics": lambda path: writing(path, lambda b: b.set_statistics({"a": 1})),
     "memory": lambda path: reading(path, lambda b: b.memory()),
@@ -87,9 +83,7 @@ def quick():
 # Priorities are in RAM where their files cannot be opened.
 @pytest.mark.filterwarnings("ignore::mmreplay.DurabilityWarning")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_whatever_runs_out_of_descriptors_says_so_and_can_be_called_again(
-    tmp_path, name
-):
+def test_whatever_runs_out_of_descriptors_says_so_and_can_be_called_again(tmp_path, name):
     operate, met = OPERATIONS[name], 0
     # What is imported on the way is imported before.
     operate(made(tmp_path / "first").path)

@@ -47,9 +47,7 @@ def test_a_creation_that_fails_can_be_tried_again(tmp_path, fault):
     for at in range(300):
         path = tmp_path / f"{at}"
         before = descriptors()
-        create = functools.partial(
-            mr.ReplayBuffer.create, path, schema(), 5, commit_every=None
-        )
+        create = functools.partial(mr.ReplayBuffer.create, path, schema(), 5, commit_every=None)
         buffer = tried(create, fault, at, names)
         if buffer is not None:
             buffer.close()
@@ -103,9 +101,7 @@ def left_in(path):
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-def test_a_buffer_made_for_nothing_is_removed_with_all_that_is_its_own(
-    tmp_path, engine
-):
+def test_a_buffer_made_for_nothing_is_removed_with_all_that_is_its_own(tmp_path, engine):
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema(), 5, engine=engine, limiter=mr.RateLimiter(1.0, 1, 9.0)
     ) as buffer:

@@ -23,9 +23,7 @@ def made(path=None, capacity=20, **options):
 
 def add(buffer, count):
     for number in range(count):
-        buffer.add(
-            observation=[number, number], reward=1.0, terminated=False, truncated=False
-        )
+        buffer.add(observation=[number, number], reward=1.0, terminated=False, truncated=False)
 
 
 OPTIONS = {
@@ -99,8 +97,7 @@ def test_an_environment_named_twice_is_to_be_left_out(call):
     with made() as buffer:
         add(buffer, 3)
         with pytest.raises(
-            SchemaError,
-            match=r"must name each environment once, got \[0, 0\]\. Use extend",
+            SchemaError, match=r"must name each environment once, got \[0, 0\]\. Use extend"
         ):
             getattr(buffer, call)(*([1] if call == "dequeue" else []), env_ids=[0, 0])
 

@@ -47,9 +47,8 @@ def test_a_reader_goes_to_a_spawned_process_with_sampler_and_transforms(tmp_path
     filled(tmp_path / "ring").close()
     sampler = mr.PrioritizedSampler(seed=0)
     with mr.ReplayBuffer.open(
-        tmp_path / "ring", sampler=sampler, transforms=[mr.NStep(3, gamma=0.5)],
-        read_mode="pread",
-    ) as buffer:  # fmt: skip
+        tmp_path / "ring", sampler=sampler, transforms=[mr.NStep(3, gamma=0.5)], read_mode="pread"
+    ) as buffer:
         batch = buffer.sample(16)
         buffer.update_priorities(batch, np.arange(16) + 0.5)
         positions, rewards, mode = in_child(buffer)

@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    ForkedError,
-    LockedError,
-    StaleError,
-    StarvedError,
-)
+from mmreplay.errors import ForkedError, LockedError, StaleError, StarvedError
 from mmreplay.process import ProcessGuard
 from tests.buffer.support import Twin, schema, step
 
@@ -28,10 +23,7 @@ WAIT_S = 60
 
 CHECKED = mr.Schema(
     {
-        "observation": {
-            "pixels": mr.Field((64, 64), "uint8"),
-            "state": mr.Field((4,), "int64"),
-        },
+        "observation": {"pixels": mr.Field((64, 64), "uint8"), "state": mr.Field((4,), "int64")},
         "reward": mr.Field((), "int64"),
         "crc": mr.Field((), "uint32"),
         "terminated": mr.Field((), "bool"),
@@ -266,9 +258,9 @@ def test_a_forked_child_may_not_write(tmp_path, children):
         child.join(WAIT_S)
         assert child.exitcode == 0
         told = f"opened for writing by pid {os.getpid()}, and pid"
-        assert {name: told in text for name, text in found.items()} == dict.fromkeys(
-            found, True
-        ), found
+        assert {name: told in text for name, text in found.items()} == dict.fromkeys(found, True), (
+            found
+        )
         # The child's end neither unlocks, nor commits, nor closes.
         with pytest.raises(LockedError, match="already open for writing"):
             mr.ReplayBuffer.open(path, "r+")
@@ -365,10 +357,7 @@ def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mod
         (mr.MixtureSampler([(mr.UniformSampler(), 1)], seed=0), "UniformSampler"),
         (mr.PrioritizedSampler(name=None), "PrioritizedSampler"),
         (mr.RankPrioritizedSampler(name=None), "RankPrioritizedSampler"),
-        (
-            mr.SequenceSampler(2, mr.PrioritizedSampler(name=None)),
-            "PrioritizedSampler",
-        ),
+        (mr.SequenceSampler(2, mr.PrioritizedSampler(name=None)), "PrioritizedSampler"),
         (mr.RecentSampler(9, 0.5), "RecentSampler"),
         (mr.ShuffledSampler(), "ShuffledSampler"),
         (mr.StratifiedSampler(), "StratifiedSampler"),
@@ -377,10 +366,7 @@ def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mod
         with mr.ReplayBuffer.open(tmp_path / "b", mode, sampler=sampler) as buffer:
             buffer.sample(4)
             _, pipe = start(children, FORK, draw_in_child, buffer)
-            assert (
-                f"the {name} has no seed, and would draw the same in a forked"
-                in receive(pipe)
-            )
+            assert f"the {name} has no seed, and would draw the same in a forked" in receive(pipe)
             _, pipe = start(children, FORK, draw_in_child, buffer, mr.UniformSampler)
             assert receive(pipe) == ""
             buffer.sampler = mr.UniformSampler(seed=0)

@@ -41,10 +41,7 @@ CALLS = {
     "environments of rows": (lambda b: b.get_field("terminated", RAGGED, 0), "env_ids"),
     "positions": (lambda b: b.get_field("terminated", 0, RAGGED), "positions"),
     "taken": (lambda b: b.take(0, RAGGED), "positions"),
-    "fill": (
-        lambda b: b.add_field("more", mr.Field((2,), "int8"), RAGGED),
-        "field 'more'",
-    ),
+    "fill": (lambda b: b.add_field("more", mr.Field((2,), "int8"), RAGGED), "field 'more'"),
     "priorities": (lambda b: b.update_priorities(b.sample(2), RAGGED), "values"),
 }
 
@@ -52,9 +49,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_ragged_list_is_refused_by_name(name):
     sampler = mr.PrioritizedSampler(seed=0)
-    with mr.ReplayBuffer.create(
-        None, SCHEMA, 9, engine="memory", sampler=sampler
-    ) as buffer:
+    with mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory", sampler=sampler) as buffer:
         for number in range(4):
             buffer.add(row(np.array([number, number])))
         call, told = CALLS[name]
@@ -78,7 +73,5 @@ def test_a_ragged_list_is_refused_of_many_environments():
 def test_a_position_beyond_int64_is_quoted_unchanged():
     with mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory") as buffer:
         buffer.add(row([1, 2]))
-        with pytest.raises(
-            SchemaError, match=rf"positions must be at most .*, got {2**63}"
-        ):
+        with pytest.raises(SchemaError, match=rf"positions must be at most .*, got {2**63}"):
             buffer.get_field("terminated", 0, 2**63)

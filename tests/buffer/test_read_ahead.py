@@ -55,10 +55,7 @@ SAMPLERS = {
 FILES = ("observation/pixels", "goal", "action")
 """Fields with a file of their own, and one that lies with the others in records."""
 FIELDS = {
-    "observation": {
-        "number": mr.Field((), "float32"),
-        "pixels": mr.Field((64, 65), "uint8"),
-    },
+    "observation": {"number": mr.Field((), "float32"), "pixels": mr.Field((64, 65), "uint8")},
     "goal": mr.Field((64, 65), "uint8"),
     "action": mr.Field((3,), "float32"),
     "extra": mr.Field((3,), "float32"),
@@ -80,9 +77,7 @@ def made(path, stored):
 
     more = {"next_observation": observation()} if stored else {}
     fields = FIELDS | dict.fromkeys(more, FIELDS["observation"])
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(fields), 100, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 100, 2, autoreset="disabled") as buffer:
         buffer.extend(
             observation=observation(),
             goal=rng.integers(0, 255, (count, 2, 64, 65), np.uint8),

@@ -21,9 +21,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
-def test_batches_are_the_same_whichever_way_they_are_read(
-    tmp_path, mode, layout, autoreset
-):
+def test_batches_are_the_same_whichever_way_they_are_read(tmp_path, mode, layout, autoreset):
     path = tmp_path / "b"
     written = fill(path, close=False, layout=layout, autoreset=autoreset)
     transforms = [mr.FrameStack(2, paths="observation/pixels")]
@@ -69,11 +67,7 @@ ENDS = {
 def ending(first, count, num_envs):
     """Steps ``[count, num_envs]`` whose ends follow from their numbers."""
     number = np.arange(first, first + count)[:, None] * num_envs + np.arange(num_envs)
-    return {
-        "observation": number,
-        "terminated": number % 7 == 3,
-        "truncated": number % 11 == 5,
-    }
+    return {"observation": number, "terminated": number % 7 == 3, "truncated": number % 11 == 5}
 
 
 def ends_well(batch, num_envs):
@@ -96,9 +90,7 @@ def test_ends_are_those_of_the_steps_however_they_come(
     schema, path, sampler = mr.Schema(ENDS), tmp_path / "b", mr.UniformSampler(0)
     made = {"layout": layout, "engine": engine, "commit_every": None}
     with (
-        mr.ReplayBuffer.create(
-            path, schema, 40, num_envs, autoreset="disabled", **made
-        ) as writer,
+        mr.ReplayBuffer.create(path, schema, 40, num_envs, autoreset="disabled", **made) as writer,
         mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
     ):
         writer.extend(ending(0, 3, num_envs))
@@ -122,9 +114,7 @@ def test_ends_are_those_of_steps_drawn_before_their_ring_was_replaced(
     """As a loader's threads have them, which gather what was drawn ahead."""
     path, sampler = tmp_path / "b", mr.UniformSampler(0)
     with (
-        mr.ReplayBuffer.create(
-            path, mr.Schema(ENDS), 40, num_envs, autoreset="disabled"
-        ) as writer,
+        mr.ReplayBuffer.create(path, mr.Schema(ENDS), 40, num_envs, autoreset="disabled") as writer,
         mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
     ):
         # The last steps terminate, and nothing follows.
@@ -160,9 +150,7 @@ def test_what_came_after_a_draw_is_no_final_row_of_the_lap_before(tmp_path, rng,
             ends[at] = bool(rng.random() < 0.4)
             finals[at] = ends[at] and bool(rng.random() < 0.5)
             final = {"final_observation": np.int64(-at - 1)} if finals[at] else {}
-            writer.add(
-                observation=np.int64(at), terminated=ends[at], truncated=False, **final
-            )
+            writer.add(observation=np.int64(at), terminated=ends[at], truncated=False, **final)
 
         def after(at):
             if not ends[at]:
@@ -183,9 +171,7 @@ def test_what_came_after_a_draw_is_no_final_row_of_the_lap_before(tmp_path, rng,
             assert batch["next_observation"].tolist() == [after(p) for p in positions]
 
 
-def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(
-    tmp_path, monkeypatch
-):
+def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(tmp_path, monkeypatch):
     class Stale:
         def pread_into(self, target, offset):
             raise FailedError("stale file handle", errno_=errno.ESTALE)
@@ -206,9 +192,7 @@ def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(
             writer.extend(x=numbers[64:])
             first = writer.slots
         # The look before is of before the writer came, the next one is not.
-        monkeypatch.setattr(
-            store._states, "take", lambda at: before.pop() if before else look(at)
-        )
+        monkeypatch.setattr(store._states, "take", lambda at: before.pop() if before else look(at))
         found = store.gather(rows, ["x"])["x"]
         assert (found == numbers[first : first + 8]).all()
         for _, shard in store._reader._open.values():
@@ -224,9 +208,7 @@ def test_a_writer_may_read_without_mappings(tmp_path):
             buffer.extend(steps(first, 50))
             buffer.commit()
         batch = buffer.sample(50)
-        assert (
-            batch["observation/number"] == 2 * batch.positions + batch.env_ids
-        ).all()
+        assert (batch["observation/number"] == 2 * batch.positions + batch.env_ids).all()
         buffer.resize(80)
         assert buffer.read_policy.read_mode == "pread"
         assert not buffer._files.store.maps
@@ -289,9 +271,7 @@ def test_a_buffer_in_ram_maps_nothing():
     assert found.private > MIB
 
 
-def test_pages_are_counted_one_by_one_where_the_system_has_no_sum(
-    tmp_path, monkeypatch
-):
+def test_pages_are_counted_one_by_one_where_the_system_has_no_sum(tmp_path, monkeypatch):
     buffer = fill(tmp_path / "b", close=False)
     expected = buffer.memory().page_cache
     monkeypatch.setattr(memory_usage, "CACHESTAT", -1)

@@ -145,9 +145,7 @@ def takes_more(buffer):
     return True
 
 
-def test_a_generation_that_cannot_be_opened_does_not_become_current(
-    tmp_path, monkeypatch
-):
+def test_a_generation_that_cannot_be_opened_does_not_become_current(tmp_path, monkeypatch):
     buffer = made(tmp_path / "b")
 
     def fail(*_):

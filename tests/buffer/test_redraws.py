@@ -19,9 +19,7 @@ def strike(monkeypatch):
 
     def strike(which):
         monkeypatch.setattr(
-            GenerationReader,
-            "stale",
-            lambda _, ids, positions, before: which(positions),
+            GenerationReader, "stale", lambda _, ids, positions, before: which(positions)
         )
 
     return strike
@@ -93,9 +91,7 @@ def noted(keys, draw):
 def test_a_writer_that_is_always_faster_is_named(tmp_path, strike):
     buffer = prioritized(tmp_path / "b")
     strike(lambda positions: np.arange(len(positions)) < 3)
-    message = (
-        r"100 attempts: .* overwrote 3 of the 8 drawn steps .*`capacity` \(now 40\)"
-    )
+    message = r"100 attempts: .* overwrote 3 of the 8 drawn steps .*`capacity` \(now 40\)"
     with pytest.raises(StarvedError, match=message):
         buffer.sample(8)
 
@@ -121,9 +117,7 @@ def named(batch):
 
 
 @pytest.mark.parametrize("kind", SHUFFLED)
-def test_an_epoch_loses_what_was_overwritten_and_repeats_nothing(
-    tmp_path, strike, kind, rng
-):
+def test_an_epoch_loses_what_was_overwritten_and_repeats_nothing(tmp_path, strike, kind, rng):
     kinds = [[k] for k in ["", "", "t", "", "t", "", "", "", "t"] * 5]
     twin = Twin(tmp_path / "b", 100, sampler=SHUFFLED[kind]())
     twin.extend(kinds)
@@ -149,8 +143,9 @@ def test_an_epoch_loses_what_was_overwritten_and_repeats_nothing(
         seen.append(named(batch))
         if batch.offsets is not None:
             # Whole, although steps of other episodes were gone.
-            begins = [range(p, p + n) for p, n in zip(
-                seen[-1], np.diff(batch.offsets), strict=True)]  # fmt: skip
+            begins = [
+                range(p, p + n) for p, n in zip(seen[-1], np.diff(batch.offsets), strict=True)
+            ]
             assert [p for r in begins for p in r] == batch.positions.tolist()
     # What comes is what would have come, in its order, without some of it.
     rest = iter([place for batch in whole for place in batch])

@@ -8,22 +8,14 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import mmreplay as mr
-from mmreplay.errors import (
-    EmptyError,
-    FailedError,
-    FormatError,
-    SchemaError,
-    StaleError,
-)
+from mmreplay.errors import EmptyError, FailedError, FormatError, SchemaError, StaleError
 from tests.buffer.support import FIELDS, Twin, schema
 from tests.buffer.test_bad_input import all_of, assert_same, but, snapshot
 
 
 def test_an_empty_buffer_says_what_to_do(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "ring", schema(), 5) as buffer:
-        with pytest.raises(
-            EmptyError, match=r"none of 0 published rows.*Add steps first"
-        ):
+        with pytest.raises(EmptyError, match=r"none of 0 published rows.*Add steps first"):
             buffer.sample(4)
         with pytest.raises(StaleError, match="position 0 of environment 0 is not in"):
             buffer.take([0], [0])
@@ -41,8 +33,7 @@ def test_final_observations_are_refused_where_there_are_none(tmp_path):
     stored = Twin(None, 5, 2, stored=True)
     step = but(next_observation=np.zeros((2, 2), np.int64))
     with pytest.raises(
-        SchemaError,
-        match=r"final_observation: the.*so none can be stored\. Leave it out",
+        SchemaError, match=r"final_observation: the.*so none can be stored\. Leave it out"
     ):
         stored.buffer.add(step, final_observation=final)
     bare = mr.Schema({"reward": mr.Field((), "float32")})
@@ -54,21 +45,12 @@ def test_final_observations_are_refused_where_there_are_none(tmp_path):
 
 CREATES = {
     "capacity 0": ({"capacity": 0}, ("capacity must be an integer in [1,", "got 0")),
-    "capacity below": (
-        {"capacity": -4},
-        ("capacity must be an integer in", "got -4"),
-    ),
+    "capacity below": ({"capacity": -4}, ("capacity must be an integer in", "got -4")),
     "capacity of a part": ({"capacity": 2.5}, ("capacity", "got 2.5")),
     "capacity as text": ({"capacity": "1e6"}, ("capacity", "got '1e6'")),
     "capacity true": ({"capacity": True}, ("capacity", "got True")),
-    "capacity beyond": (
-        {"capacity": 1 << 60},
-        ("capacity must be", "in [1,", "got 11"),
-    ),
-    "no environment": (
-        {"num_envs": 0},
-        ("num_envs must be an integer in", "got 0"),
-    ),
+    "capacity beyond": ({"capacity": 1 << 60}, ("capacity must be", "in [1,", "got 11")),
+    "no environment": ({"num_envs": 0}, ("num_envs must be an integer in", "got 0")),
     "unknown engine": (
         {"engine": "sqlite"},
         ("engine must be one of 'memmap', 'zarr', 'memory'", "got 'sqlite'"),
@@ -107,9 +89,7 @@ def test_nothing_is_made_of_bad_arguments(tmp_path, name):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_envs": 1}])
-def test_one_environment_is_refused_where_the_schema_was_made_of_several(
-    tmp_path, options
-):
+def test_one_environment_is_refused_where_the_schema_was_made_of_several(tmp_path, options):
     vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
     schema = mr.Schema.from_env(vector)
     vector.close()

@@ -178,10 +178,7 @@ def test_a_link_that_leads_elsewhere_later_is_no_other_folder(path, tmp_path):
     created(path).close()
     link = tmp_path / "latest"
     link.symlink_to(path)
-    with (
-        mr.ReplayBuffer.open(link, "r+") as buffer,
-        mr.ReplayBuffer.open(link) as reader,
-    ):
+    with mr.ReplayBuffer.open(link, "r+") as buffer, mr.ReplayBuffer.open(link) as reader:
         link.unlink()
         link.symlink_to(tmp_path)
         add(buffer, 3)
@@ -205,9 +202,7 @@ def test_a_link_that_leads_to_another_buffer_keeps_a_resize_out_of_it(path, tmp_
     with mr.ReplayBuffer.open(link, "r+") as buffer:
         link.unlink()
         link.symlink_to(tmp_path / "other")
-        with pytest.raises(
-            RemovedError, match=rf"{REPLACED}, but {path} is still open"
-        ):
+        with pytest.raises(RemovedError, match=rf"{REPLACED}, but {path} is still open"):
             buffer.resize(200)
         with pytest.raises(RemovedError, match=REPLACED):
             buffer.snapshot(tmp_path / "snapshot")
@@ -257,10 +252,7 @@ def test_shards_are_read_and_made_by_the_folder_that_a_link_led_to(path, tmp_pat
     sizes = {"capacity": 20_000, "engine": "zarr", "commit_every": None}
     with mr.ReplayBuffer.create(link, SCHEMA, **sizes) as buffer:
         buffer.extend(number=np.arange(9_000))
-    with (
-        mr.ReplayBuffer.open(link, "r+") as buffer,
-        mr.ReplayBuffer.open(link) as reader,
-    ):
+    with mr.ReplayBuffer.open(link, "r+") as buffer, mr.ReplayBuffer.open(link) as reader:
         link.unlink()
         link.symlink_to(tmp_path)
         buffer.extend(number=np.arange(9_000, 18_000))
@@ -284,9 +276,7 @@ def test_a_reader_follows_no_resize_into_another_buffer(path, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOMEM])
-def test_a_path_that_cannot_be_looked_up_is_no_folder_that_is_gone(
-    path, monkeypatch, number
-):
+def test_a_path_that_cannot_be_looked_up_is_no_folder_that_is_gone(path, monkeypatch, number):
     with created(path) as buffer:
         add(buffer)
 
@@ -309,9 +299,7 @@ def test_a_reader_short_of_files_does_not_report_a_removed_folder(path, monkeypa
     with created(path) as buffer:
         add(buffer, 3)
         with mr.ReplayBuffer.open(path) as reader:
-            place = recovery.FolderWatch(
-                path, reader.metadata, reader._files.commit.file
-            )
+            place = recovery.FolderWatch(path, reader.metadata, reader._files.commit.file)
             buffer.resize(200)
             shutil.rmtree(path / "data-000001")  # as the next opening does
             with monkeypatch.context() as patch:
@@ -451,9 +439,8 @@ shutil.rmtree(sys.argv[1])
 
 def test_a_buffer_left_open_in_a_folder_that_is_gone_says_nothing_at_exit(path):
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

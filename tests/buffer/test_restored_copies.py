@@ -50,11 +50,7 @@ def disk(request, tmp_path):
             (tmp_path / name).mkdir()
         layers = ",".join(
             f"{key}={tmp_path / name}"
-            for key, name in (
-                ("lowerdir", "lower"),
-                ("upperdir", "upper"),
-                ("workdir", "work"),
-            )
+            for key, name in (("lowerdir", "lower"), ("upperdir", "upper"), ("workdir", "work"))
         )
         commands = [["mount", "-t", "overlay", "overlay", "-o", layers, str(path)]]
     for command in commands:
@@ -158,9 +154,7 @@ add(900_000)
 
 def test_cp_of_a_live_folder_put_back_after_kill_and_rm_serves_no_wrong_row(disk):
     folder, backup = disk / "run", disk / "bak"
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE
-    )
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE)
     try:
         assert writer.stdout.readline() == b"begun\n"
         subprocess.run(["cp", "-r", folder, backup], check=True)
@@ -236,9 +230,7 @@ def nameless(monkeypatch):
 
 def made(folder, **options):
     with pytest.warns(mr.DurabilityWarning, match="when a file was created") as found:
-        buffer = mr.ReplayBuffer.create(
-            folder, SCHEMA, 200, commit_every=None, **options
-        )
+        buffer = mr.ReplayBuffer.create(folder, SCHEMA, 200, commit_every=None, **options)
     assert len(found) == 1
     assert str(folder) in str(found[0].message)
     assert found[0].filename == __file__
@@ -256,9 +248,7 @@ class TestWithoutBirths:
             buffer.commit()
             buffer.close()
             mr.ReplayBuffer.open(tmp_path / "run", "r+").close()
-        assert {record.birth for record in records(tmp_path / "run")} == {
-            commit.NO_BIRTH
-        }
+        assert {record.birth for record in records(tmp_path / "run")} == {commit.NO_BIRTH}
 
     def test_a_warning_that_is_an_error_leaves_no_folder(self, tmp_path):
         with warnings.catch_warnings():
@@ -268,9 +258,7 @@ class TestWithoutBirths:
         assert os.listdir(tmp_path) == []
         made(tmp_path / "run").close()
 
-    def test_rows_that_were_published_are_served_while_their_writer_lives(
-        self, tmp_path
-    ):
+    def test_rows_that_were_published_are_served_while_their_writer_lives(self, tmp_path):
         writer = made(tmp_path / "run")
         add(writer, COMMITTED)
         writer.commit()
@@ -329,9 +317,7 @@ class TestWithoutBirths:
         add(writer, COMMITTED)
         reader = mr.ReplayBuffer.open(tmp_path / "run")
         assert len(reader) == COMMITTED
-        monkeypatch.setattr(
-            type(writer._files.commit), "mark_moved", lambda self: 1 / 0
-        )
+        monkeypatch.setattr(type(writer._files.commit), "mark_moved", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             writer.resize(40)
         abandon(writer)
@@ -343,13 +329,9 @@ class TestWithoutBirths:
         reader.close()
 
 
-def test_a_reader_to_which_births_are_barred_sees_what_a_live_writer_adds(
-    tmp_path, monkeypatch
-):
+def test_a_reader_to_which_births_are_barred_sees_what_a_live_writer_adds(tmp_path, monkeypatch):
     """As in a sandbox without `statx`; its writer is elsewhere."""
-    with mr.ReplayBuffer.create(
-        tmp_path / "run", SCHEMA, 200, commit_every=None
-    ) as writer:
+    with mr.ReplayBuffer.create(tmp_path / "run", SCHEMA, 200, commit_every=None) as writer:
         add(writer, 5)
         with monkeypatch.context() as patch:
             patch.setattr(Disk, "birth", lambda self, fd: None)
@@ -360,9 +342,7 @@ def test_a_reader_to_which_births_are_barred_sees_what_a_live_writer_adds(
         reader.close()
 
 
-def test_a_file_that_is_renamed_keeps_its_identity_and_one_made_anew_does_not(
-    tmp_path,
-):
+def test_a_file_that_is_renamed_keeps_its_identity_and_one_made_anew_does_not(tmp_path):
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_bytes(b"x")
     before = identity(path)
@@ -385,9 +365,7 @@ def identity(path):
 def test_the_birth_of_a_file_is_the_time_at_which_it_was_made(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x")
-    told = subprocess.run(
-        ["stat", "-c", "%W", path], capture_output=True, text=True, check=True
-    )
+    told = subprocess.run(["stat", "-c", "%W", path], capture_output=True, text=True, check=True)
     if int(told.stdout) == 0:
         pytest.skip("the file system does not say when a file was created")
     fd = os.open(path, os.O_RDONLY)

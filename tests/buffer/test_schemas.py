@@ -136,9 +136,7 @@ def test_set_takes_scalars_and_whatever_broadcasts(make):
     buffer.write_field("note", 0, [[2], [3]], np.full((2, 1, 2), 9, np.int8))
     assert buffer.gather_all()["note"].tolist() == [[0, 0], [1, 2], [9, 9], [9, 9]]
     buffer.write_field("note", [], [], np.empty((0, 2), np.int8))
-    with pytest.raises(
-        SchemaError, match=r"field 'note' must be int8\[2, 2\], got int64\[2\]"
-    ):
+    with pytest.raises(SchemaError, match=r"field 'note' must be int8\[2, 2\], got int64\[2\]"):
         buffer.write_field("note", 0, [0, 1], [1, 2])
     with pytest.raises(StaleError, match="position 9 of environment 0"):
         buffer.write_field("note", 0, [0, 9], np.ones((2, 2), np.int8))
@@ -148,9 +146,7 @@ def test_set_takes_scalars_and_whatever_broadcasts(make):
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("engine", ["memmap", "memory"])
-def test_blocks_wrap_alike_in_small_large_and_mutable_fields(
-    tmp_path, engine, num_envs, layout
-):
+def test_blocks_wrap_alike_in_small_large_and_mutable_fields(tmp_path, engine, num_envs, layout):
     schema = mr.Schema(
         {
             "small": mr.Field((2,), "int64"),
@@ -167,9 +163,7 @@ def test_blocks_wrap_alike_in_small_large_and_mutable_fields(
             numbers = 100 * numbers + np.arange(num_envs)
             wide = numbers[..., None]
             buffer.extend(
-                small=np.repeat(wide, 2, 2),
-                large=np.repeat(wide, 600, 2),
-                mutable=numbers,
+                small=np.repeat(wide, 2, 2), large=np.repeat(wide, 600, 2), mutable=numbers
             )
             written += steps
             rows = buffer.gather_all()

@@ -30,9 +30,7 @@ def record(path, rng, steps=90, num_envs=2, **options):
     """A closed buffer that has come round; return what it holds, and its group."""
     options.setdefault("codec", "zstd")
     options.setdefault("autoreset", "disabled")
-    with mr.ReplayBuffer.create(
-        path, SCHEMA, 40, num_envs, engine="zarr", **options
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, SCHEMA, 40, num_envs, engine="zarr", **options) as buffer:
         lead = (steps, num_envs) if num_envs > 1 else (steps,)
         buffer.extend(
             observation={
@@ -58,10 +56,7 @@ def record(path, rng, steps=90, num_envs=2, **options):
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd", "none"])
 def test_every_row_of_a_closed_buffer_is_in_its_group(tmp_path, rng, layout, codec):
     wanted, path = record(tmp_path / "b", rng, layout=layout, codec=codec)
-    with (
-        mr.ReplayBuffer.open(path) as group,
-        mr.ReplayBuffer.open(tmp_path / "b") as buffer,
-    ):
+    with mr.ReplayBuffer.open(path) as group, mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         found = group.gather_all()
         assert group.mapping.ours
         assert "field 'score' is mutable" in group.mapping.notes[0]

@@ -44,13 +44,7 @@ class SharingDisk(Disk):
 
 def create(path, capacity=40, num_envs=2, layout="env_major"):
     return mr.ReplayBuffer.create(
-        path,
-        SCHEMA,
-        capacity,
-        num_envs,
-        layout=layout,
-        commit_every=None,
-        autoreset="disabled",
+        path, SCHEMA, capacity, num_envs, layout=layout, commit_every=None, autoreset="disabled"
     )
 
 
@@ -59,9 +53,8 @@ def extend(buffer, count, env_ids=None):
     numbers = heads + np.arange(count)[:, None]
     wide = np.broadcast_to(numbers[..., None], (*numbers.shape, 600))
     buffer.extend(
-        number=numbers, large=wide, note=-numbers, terminated=numbers % 7 == 3,
-        env_ids=env_ids,
-    )  # fmt: skip
+        number=numbers, large=wide, note=-numbers, terminated=numbers % 7 == 3, env_ids=env_ids
+    )
 
 
 def assert_right(buffer):
@@ -255,10 +248,7 @@ def assert_nothing_is_dropped(folder, turns, rows):
             extend(buffer, 5)
     try:
         with mr.ReplayBuffer.open(folder / "a") as reader:
-            made = [
-                reader.snapshot(folder / f"b{turn}", pause=True)
-                for turn in range(turns)
-            ]
+            made = [reader.snapshot(folder / f"b{turn}", pause=True) for turn in range(turns)]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -325,10 +315,7 @@ def test_a_target_that_is_not_empty_is_refused(tmp_path, where, message):
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "thesis.tex").touch()
-    with (
-        create(tmp_path / "a") as buffer,
-        pytest.raises(FormatError, match=message),
-    ):
+    with create(tmp_path / "a") as buffer, pytest.raises(FormatError, match=message):
         buffer.snapshot(tmp_path / where)
     assert (tmp_path / "d" / "thesis.tex").exists()
 

@@ -59,9 +59,16 @@ class BusyDisk(Disk):
 
 def create(path, capacity=64, layout="env_major", **options):
     return mr.ReplayBuffer.create(
-        path, SCHEMA, capacity, 2, layout=layout, commit_every=None, engine="zarr",
-        autoreset="disabled", **options,
-    )  # fmt: skip
+        path,
+        SCHEMA,
+        capacity,
+        2,
+        layout=layout,
+        commit_every=None,
+        engine="zarr",
+        autoreset="disabled",
+        **options,
+    )
 
 
 def shards(path):
@@ -177,9 +184,7 @@ def test_a_shard_range_that_changes_all_the_time_is_reported(tmp_path, monkeypat
     monkeypatch.setattr(copy_files, "TRIES", 3)
     turns = iter(range(1000))
     get = copy_files.ShardStates.get
-    monkeypatch.setattr(
-        copy_files.ShardStates, "get", lambda *a: get(*a) + 2 * next(turns)
-    )
+    monkeypatch.setattr(copy_files.ShardStates, "get", lambda *a: get(*a) + 2 * next(turns))
     with create(tmp_path / "a") as buffer:
         extend(buffer, 5)
         with pytest.raises(StarvedError, match="Take the snapshot again"):
@@ -217,9 +222,15 @@ def learned(path):
 def test_priorities_come_along(tmp_path, engine, count):
     sampler = mr.PrioritizedSampler(seed=0, name="learner")
     with mr.ReplayBuffer.create(
-        tmp_path / "a", SCHEMA, 64, 2, commit_every=None, engine=engine,
-        sampler=sampler, autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        tmp_path / "a",
+        SCHEMA,
+        64,
+        2,
+        commit_every=None,
+        engine=engine,
+        sampler=sampler,
+        autoreset="disabled",
+    ) as buffer:
         extend(buffer, count)
         for _ in range(5):
             batch = buffer.sample(32)
@@ -239,13 +250,7 @@ def test_a_column_knows_no_row_that_the_snapshot_has_not(tmp_path):
     """A row that takes the place of one that was not taken begins as a new one."""
     sampler = mr.PrioritizedSampler(seed=0, name="learner")
     with mr.ReplayBuffer.create(
-        tmp_path / "a",
-        SCHEMA,
-        64,
-        2,
-        commit_every=None,
-        sampler=sampler,
-        autoreset="disabled",
+        tmp_path / "a", SCHEMA, 64, 2, commit_every=None, sampler=sampler, autoreset="disabled"
     ) as buffer:
         extend(buffer, 20)
         heads = []
@@ -270,13 +275,7 @@ def test_a_column_knows_no_row_that_the_snapshot_has_not(tmp_path):
 def test_a_column_that_is_damaged_is_left_out(tmp_path):
     sampler = mr.PrioritizedSampler(seed=0, name="learner")
     with mr.ReplayBuffer.create(
-        tmp_path / "a",
-        SCHEMA,
-        64,
-        2,
-        commit_every=None,
-        sampler=sampler,
-        autoreset="disabled",
+        tmp_path / "a", SCHEMA, 64, 2, commit_every=None, sampler=sampler, autoreset="disabled"
     ) as buffer:
         extend(buffer, 20)
         buffer.sample(8)

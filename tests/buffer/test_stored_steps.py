@@ -75,9 +75,15 @@ def step_of(num_envs, rng):
 
 def made(path, num_envs, layout, autoreset, engine="memmap"):
     return mr.ReplayBuffer.create(
-        path, mr.Schema(fields_of(num_envs)), 64, num_envs=num_envs, layout=layout,
-        autoreset=autoreset, commit_every=None, engine=engine,
-    )  # fmt: skip
+        path,
+        mr.Schema(fields_of(num_envs)),
+        64,
+        num_envs=num_envs,
+        layout=layout,
+        autoreset=autoreset,
+        commit_every=None,
+        engine=engine,
+    )
 
 
 def as_lists(step):
@@ -92,9 +98,7 @@ def rows_of(folder):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_the_routes_leave_the_same_files(
-    tmp_path, monkeypatch, num_envs, layout, autoreset
-):
+def test_the_routes_leave_the_same_files(tmp_path, monkeypatch, num_envs, layout, autoreset):
     """Over several laps, with ends, in a buffer that is opened again."""
     found = []
     for way in ("stored", "written", "converted"):
@@ -153,9 +157,7 @@ def test_a_first_lap_is_written_and_later_ones_are_stored(tmp_path, stores, num_
         with using(SeenDisk()) as disk:
             for _ in range(50):
                 buffer.add(step_of(num_envs, rng))
-            assert {name: disk.stored[name] for name in short} == dict.fromkeys(
-                short, 50
-            )
+            assert {name: disk.stored[name] for name in short} == dict.fromkeys(short, 50)
             # Long rows take as long either way.
             assert disk.written["f001.bin"] >= 50
             assert not disk.written.keys() & short
@@ -175,9 +177,7 @@ def full_ring(path, num_envs=1, layout="env_major"):
     return buffer, rng
 
 
-def test_what_was_asked_for_a_second_ago_is_asked_for_again(
-    tmp_path, stores, monkeypatch
-):
+def test_what_was_asked_for_a_second_ago_is_asked_for_again(tmp_path, stores, monkeypatch):
     asked = []
 
     class Asked(SeenDisk):
@@ -200,9 +200,7 @@ def test_what_was_asked_for_a_second_ago_is_asked_for_again(
     buffer.close()
 
 
-def test_pages_that_cannot_be_had_are_written_and_left_for_a_while(
-    tmp_path, stores, monkeypatch
-):
+def test_pages_that_cannot_be_had_are_written_and_left_for_a_while(tmp_path, stores, monkeypatch):
     class Refusing(SeenDisk):
         refused = 0
 
@@ -235,9 +233,7 @@ def test_where_space_may_be_shared_steps_are_written(tmp_path, monkeypatch, kind
     buffer.close()
 
 
-def test_a_full_disk_is_the_error_of_a_write_and_loses_nothing(
-    tmp_path, stores, monkeypatch
-):
+def test_a_full_disk_is_the_error_of_a_write_and_loses_nothing(tmp_path, stores, monkeypatch):
     class Full(FaultyDisk):
         def populate(self, address, nbytes):
             raise OSError(errno.ENOSPC, "full")
@@ -280,9 +276,7 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS[:3])
-def test_a_bad_step_between_good_ones_is_refused_in_the_same_words(
-    tmp_path, num_envs, layout, bad
-):
+def test_a_bad_step_between_good_ones_is_refused_in_the_same_words(tmp_path, num_envs, layout, bad):
     spoil, words = BAD[bad]
     told = {"short": [], "long": []}
     for way, texts in told.items():

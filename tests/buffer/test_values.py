@@ -21,9 +21,15 @@ SCHEMA = mr.Schema(
     }
 )
 STEP = {
-    "observation": np.float32([1, 2]), "action": np.int32(1), "reward": 0.5,
-    "value": 0.5, "half": 0.5, "brain": 0.5, "terminated": False, "truncated": False,
-}  # fmt: skip
+    "observation": np.float32([1, 2]),
+    "action": np.int32(1),
+    "reward": 0.5,
+    "value": 0.5,
+    "half": 0.5,
+    "brain": 0.5,
+    "terminated": False,
+    "truncated": False,
+}
 
 
 def made(tmp_path=None, **options):
@@ -37,9 +43,14 @@ def wrapped(values):
     import torch
 
     return [
-        values, tuple(values), np.array(values), np.array(values)[None],
-        torch.tensor(values), np.array(values, ">i8"), np.array(values, "i2"),
-    ]  # fmt: skip
+        values,
+        tuple(values),
+        np.array(values),
+        np.array(values)[None],
+        torch.tensor(values),
+        np.array(values, ">i8"),
+        np.array(values, "i2"),
+    ]
 
 
 def test_lossless_values_are_accepted_in_any_container():
@@ -98,9 +109,7 @@ def test_an_extend_of_no_step_adds_nothing(tmp_path):
             with pytest.raises(SchemaError, match="missing fields"):
                 it.extend(observation=block["observation"])
             lone = {
-                key: np.stack([np.asarray(value)] * number).reshape(
-                    1, *lead[1:], *np.shape(value)
-                )
+                key: np.stack([np.asarray(value)] * number).reshape(1, *lead[1:], *np.shape(value))
                 for key, value in STEP.items()
             }
             it.extend(lone)
@@ -116,9 +125,7 @@ ROUNDED = [
 
 
 @pytest.mark.parametrize(("path", "value", "got", "dtype", "number"), ROUNDED)
-def test_rounding_is_said_once_for_each_field(
-    tmp_path, path, value, got, dtype, number
-):
+def test_rounding_is_said_once_for_each_field(tmp_path, path, value, got, dtype, number):
     message = (
         rf"field '{path}': {dtype} does not hold {got} values such as {number} "
         rf"exactly, so they are rounded .*\. Pass .astype\('{dtype}'\)"

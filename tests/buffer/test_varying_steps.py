@@ -92,9 +92,11 @@ def test_a_block_has_steps_and_environments():
     validator = StepValidator(SCHEMA, 2)
     cloud = CLOUDS[0]
     data = step(
-        [["a", "b"], ["c", ""], ["d", "e"]], [[cloud, cloud[:1]]] * 3,
-        np.ones((3, 2)), np.zeros((3, 2), bool),
-    )  # fmt: skip
+        [["a", "b"], ["c", ""], ["d", "e"]],
+        [[cloud, cloud[:1]]] * 3,
+        np.ones((3, 2)),
+        np.zeros((3, 2), bool),
+    )
     columns, steps = validator.block(validator.flat(data), 2)
     assert steps == 3
     assert columns["observation/mission"].text() == [["a", "b"], ["c", ""], ["d", "e"]]
@@ -106,9 +108,7 @@ def test_blocks_of_empty_values_and_of_no_steps_are_blocks(envs):
     validator = StepValidator(SCHEMA, envs)
     for steps in (0, 2):
         texts, clouds = [[""] * envs] * steps, [[[]] * envs] * steps
-        data = step(
-            texts, clouds, np.ones((steps, envs)), np.zeros((steps, envs), bool)
-        )
+        data = step(texts, clouds, np.ones((steps, envs)), np.zeros((steps, envs), bool))
         columns, count = validator.block(validator.flat(data), envs)
         assert count == steps
         assert columns["observation/mission"].shape == (steps, envs)
@@ -124,35 +124,42 @@ def test_blocks_of_empty_values_and_of_no_steps_are_blocks(envs):
     ("envs", "data", "message"),
     [
         (
-            1, step("go", CLOUDS, np.ones(2), np.zeros(2, bool)),
+            1,
+            step("go", CLOUDS, np.ones(2), np.zeros(2, bool)),
             r"'observation/mission' must be a list of values \[T\], got 'go'\. extend",
         ),
         (
-            1, step(["go"] * 2, CLOUDS[0], np.ones(2), np.zeros(2, bool)),
+            1,
+            step(["go"] * 2, CLOUDS[0], np.ones(2), np.zeros(2, bool)),
             r"'observation/cloud' must be a list of values \[T\], got shape \[2, 3\]",
         ),
         (
-            2, step(np.array(["go"] * 2), CLOUDS, np.ones(2), np.zeros(2, bool)),
+            2,
+            step(np.array(["go"] * 2), CLOUDS, np.ones(2), np.zeros(2, bool)),
             r"'observation/mission' must be a list of values \[T, 2\], got shape \[2\]",
         ),
         (
-            1, step(["go"] * 3, CLOUDS, np.ones(2), np.zeros(2, bool)),
+            1,
+            step(["go"] * 3, CLOUDS, np.ones(2), np.zeros(2, bool)),
             "'observation/cloud' must have T=3 steps as the fields before it, got 2",
         ),
         (
-            2, step([["a", "b"], ["c"]], CLOUDS, np.ones(2), np.zeros(2, bool)),
+            2,
+            step([["a", "b"], ["c"]], CLOUDS, np.ones(2), np.zeros(2, bool)),
             "'observation/mission', step 1 must have 2 values, got 1",
         ),
         (
-            2, step([["a", "b"], ["c", "x" * 21]], CLOUDS, [], []),
+            2,
+            step([["a", "b"], ["c", "x" * 21]], CLOUDS, [], []),
             "'observation/mission', step 1, value 1 must have at most 20 bytes, got 21",
         ),
         (
-            1, step(["a", "x" * 21], CLOUDS, [], []),
+            1,
+            step(["a", "x" * 21], CLOUDS, [], []),
             "'observation/mission', value 1 must have at most 20 bytes, got 21",
         ),
     ],
-)  # fmt: skip
+)
 def test_blocks_that_do_not_fit_are_refused_by_name(envs, data, message):
     validator = StepValidator(SCHEMA, envs)
     with pytest.raises(SchemaError, match=f"field {message}"):
@@ -240,12 +247,9 @@ def test_final_observations_of_blocks_and_of_one_environment_vary_too():
 
 def test_final_observations_that_do_not_fit_are_refused_by_name():
     with pytest.raises(
-        SchemaError,
-        match="field 'final_observation/observation/mission of environment 0' must",
+        SchemaError, match="field 'final_observation/observation/mission of environment 0' must"
     ):
-        StepValidator(SCHEMA, 2).final(
-            [{"mission": "x" * 21, "cloud": CLOUDS[0]}, None], ENDED
-        )
+        StepValidator(SCHEMA, 2).final([{"mission": "x" * 21, "cloud": CLOUDS[0]}, None], ENDED)
 
 
 # The packer packs references, never values.
@@ -273,9 +277,7 @@ def test_steps_of_references_are_packed():
 
 
 def test_a_published_value_that_varies_is_not_rewritten():
-    with mr.ReplayBuffer.create(
-        None, FLOATS, 9, engine="memory", heap_bytes=4096
-    ) as buffer:
+    with mr.ReplayBuffer.create(None, FLOATS, 9, engine="memory", heap_bytes=4096) as buffer:
         buffer.add(x=[1.0])
         with pytest.raises(SchemaError, match=r"field .x. varies .* Keep what is rew"):
             buffer.write_field("x", 0, 0, [[2.0]])

@@ -32,9 +32,13 @@ def windows_of(*firsts, length=3, key=5):
     mask[0, -1] = False
     count = len(firsts)
     return Draw(
-        np.zeros(count, np.int64), positions[:, 0].copy(), np.full(count, 0.25),
-        np.full(count, 2, np.float32), key, Windows(positions, mask),
-    )  # fmt: skip
+        np.zeros(count, np.int64),
+        positions[:, 0].copy(),
+        np.full(count, 0.25),
+        np.full(count, 2, np.float32),
+        key,
+        Windows(positions, mask),
+    )
 
 
 def running(path, count=12, capacity=100, **options):
@@ -71,9 +75,7 @@ def test_windows_become_tensors_with_their_mask(tmp_path):
     assert batch["observation"].shape == (2, 3, 2)
 
 
-def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
-    tmp_path, monkeypatch
-):
+def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(tmp_path, monkeypatch):
     twin = running(tmp_path / "b", 60, 60)
     slots = twin.buffer.metadata.ring.slots
     plain, calls = GenerationReader.copy_steps, []
@@ -131,9 +133,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_legal_starts_are_those_that_walking_finds(
-    tmp_path, name, autoreset, stored, rng
-):
+def test_legal_starts_are_those_that_walking_finds(tmp_path, name, autoreset, stored, rng):
     transforms = TRANSFORMS[name]
     twin = Twin(None, 9, 2, stored=stored, autoreset=autoreset, transforms=transforms)
     steps = sum(t.n for t in transforms if isinstance(t, mr.NStep)) or 1

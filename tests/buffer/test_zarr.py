@@ -19,10 +19,7 @@ def quick():
 
 SCHEMA = mr.Schema(
     {
-        "observation": {
-            "pixels": mr.Field((64, 80), "uint8"),
-            "v.1": mr.Field((3,), "float32"),
-        },
+        "observation": {"pixels": mr.Field((64, 80), "uint8"), "v.1": mr.Field((3,), "float32")},
         "action": mr.Field((), "int16"),
         "weight": mr.Field((), "bfloat16"),
         "reward": mr.Field((), "float64"),
@@ -32,10 +29,13 @@ SCHEMA = mr.Schema(
     }
 )
 NAMES = {
-    "observation/pixels": "observation/pixels", "observation/v.1": "observation/v%2E1",
-    "action": "action", "weight": "weight", "reward": "reward",
+    "observation/pixels": "observation/pixels",
+    "observation/v.1": "observation/v%2E1",
+    "action": "action",
+    "weight": "weight",
+    "reward": "reward",
     "terminated": "terminated",
-}  # fmt: skip
+}
 
 
 def steps(rng, count, num_envs):
@@ -68,13 +68,7 @@ def twins(request, tmp_path):
     """A buffer in shards and one in RAM, of the same steps; and a reader."""
     rng = np.random.default_rng(3)
     sharded = mr.ReplayBuffer.create(
-        tmp_path / "b",
-        SCHEMA,
-        70,
-        2,
-        engine="zarr",
-        layout=request.param,
-        autoreset="disabled",
+        tmp_path / "b", SCHEMA, 70, 2, engine="zarr", layout=request.param, autoreset="disabled"
     )
     twin = mr.ReplayBuffer.create(
         None, SCHEMA, 70, 2, engine="memory", layout=request.param, autoreset="disabled"
@@ -119,9 +113,7 @@ def test_zarr_reads_every_row_of_a_closed_buffer(twins):
         assert array.dtype == SCHEMA[path].numpy
         found = [
             array[env_id, np.arange(first, stop) % about["slots"]]
-            for env_id, (first, stop) in enumerate(
-                zip(about["first"], about["stop"], strict=True)
-            )
+            for env_id, (first, stop) in enumerate(zip(about["first"], about["stop"], strict=True))
         ]
         assert (np.concatenate(found) == rows[path]).all(), path
 
@@ -154,9 +146,7 @@ def test_every_codec_keeps_every_bit(tmp_path, codec, rng):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_chunks_with_checksums_are_read_by_zarr_and_tell_of_damage(
-    tmp_path, codec, rng
-):
+def test_chunks_with_checksums_are_read_by_zarr_and_tell_of_damage(tmp_path, codec, rng):
     columns = nested(steps(rng, 60, 1))
     with mr.ReplayBuffer.create(
         tmp_path / "b", SCHEMA, 60, engine="zarr", codec=codec, chunk_crc32c=True
@@ -196,9 +186,7 @@ def test_a_higher_level_makes_smaller_shards_and_stays_with_the_buffer(tmp_path,
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
-def test_shards_that_are_overwritten_go_whole_and_unopened(
-    tmp_path, layout, monkeypatch
-):
+def test_shards_that_are_overwritten_go_whole_and_unopened(tmp_path, layout, monkeypatch):
     schema = mr.Schema({"x": mr.Field((600,), "float64")})
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
@@ -254,10 +242,7 @@ def test_a_damaged_shard_is_named(tmp_path, rng):
     data[5] ^= 255
     shard.write_bytes(data)
     reader = mr.ReplayBuffer.open(path)
-    with (
-        reader,
-        pytest.raises(CorruptError, match=r"shard .*reward/c.* is damaged: .*repair"),
-    ):
+    with reader, pytest.raises(CorruptError, match=r"shard .*reward/c.* is damaged: .*repair"):
         reader.gather_all()
     assert not mr.verify_buffer(path).ok
     data[-1] ^= 255
@@ -270,9 +255,7 @@ def test_a_damaged_shard_is_named(tmp_path, rng):
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(SchemaError, match=r"codec must be one of .*, got 'gzip'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", codec="gzip")
-    with pytest.raises(
-        SchemaError, match="codec='zstd' needs engine='zarr', got engine='memmap'"
-    ):
+    with pytest.raises(SchemaError, match="codec='zstd' needs engine='zarr', got engine='memmap'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, codec="zstd")
     with pytest.raises(SchemaError, match=r"level=3 needs.*got engine='memmap'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, level=3)

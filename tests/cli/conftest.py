@@ -12,10 +12,7 @@ from mmreplay.cli.run import run
 def fields():
     return mr.Schema(
         {
-            "observation": {
-                "pixels": mr.Field((8, 8), "uint8"),
-                "speed": mr.Field((), "float32"),
-            },
+            "observation": {"pixels": mr.Field((8, 8), "uint8"), "speed": mr.Field((), "float32")},
             "action": mr.Field((2,), "float32"),
             "reward": mr.Field((), "float32"),
             "terminated": mr.Field((), "bool"),

@@ -20,9 +20,7 @@ def test_it_tells_versions_and_which_kernels_run(facts):
         assert kernel == {"runs": running.runs, "why": running.why}
 
 
-def test_numpy_kernels_run_on_request_and_the_reason_is_printed(
-    cli, facts, monkeypatch
-):
+def test_numpy_kernels_run_on_request_and_the_reason_is_printed(cli, facts, monkeypatch):
     monkeypatch.setenv("MMREPLAY_KERNELS", "numpy")
     why = "MMREPLAY_KERNELS=numpy asks for it"
     told = {"runs": "numpy", "why": why}
@@ -48,9 +46,7 @@ def test_c_that_is_asked_for_and_missing_is_one_line(cli, monkeypatch):
 
 
 def test_a_missing_library_is_reported(cli, facts, monkeypatch):
-    monkeypatch.setattr(
-        "mmreplay.cli.installation.LIBRARIES", ("numpy", "no-such-library")
-    )
+    monkeypatch.setattr("mmreplay.cli.installation.LIBRARIES", ("numpy", "no-such-library"))
     assert facts("info", "--build")["libraries"]["no-such-library"] is None
     assert "not installed" in cli("info", "--build")[1]
 
@@ -74,8 +70,6 @@ def test_no_library_is_loaded_to_tell_its_version():
         "import sys, json; from mmreplay.cli import installation; "
         "installation.facts(); print(json.dumps(sorted(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     heavy = {"torch", "zarr", "pyarrow", "gymnasium", "matplotlib", "h5py", "mujoco"}
     assert not heavy & set(json.loads(done.stdout))

@@ -102,9 +102,7 @@ def test_verify_of_a_damaged_buffer_exits_1_and_says_where(cli, path):
     code, out, _ = cli("verify", path)
     assert code == 1
     assert "DAMAGED" in out
-    assert (
-        "DAMAGE flags: data-000001/flags.bin byte 0: environment 0, position 0" in out
-    )
+    assert "DAMAGE flags: data-000001/flags.bin byte 0: environment 0, position 0" in out
     assert "note unknown: mine" in out
     way = f"copy its intact rows with mmreplay repair {path} TARGET"
     assert out.splitlines()[-1].endswith(f"restore it from a copy, or {way}")
@@ -172,8 +170,7 @@ def test_record_says_before_it_begins_that_a_ring_keeps_fewer(cli, tmp_path):
 def test_record_says_where_the_ring_keeps_fewer(cli, facts, tmp_path):
     pytest.importorskip("gymnasium")
     told = [
-        cli("record", "CartPole-v1", tmp_path / "b", "--steps", steps)[1]
-        for steps in (30, 300)
+        cli("record", "CartPole-v1", tmp_path / "b", "--steps", steps)[1] for steps in (30, 300)
     ]
     assert "is full" not in told[0]
     held = facts("info", tmp_path / "b")["steps"]
@@ -188,14 +185,14 @@ def test_an_interrupted_recording_keeps_what_it_has(facts, tmp_path):
     args = ["record", "CartPole-v1", where, "--steps", "1e8", "--capacity", "1e4"]
     recording = subprocess.Popen(
         [sys.executable, "-m", "mmreplay", *map(str, args)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         # A shell's background job is started with Ctrl-C ignored, and passes it on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     try:
-        while (
-            not (where / "metadata.json").exists() or facts("info", where)["steps"] < 9
-        ):
+        while not (where / "metadata.json").exists() or facts("info", where)["steps"] < 9:
             assert recording.poll() is None
         recording.send_signal(signal.SIGINT)
         out, err = recording.communicate(timeout=120)

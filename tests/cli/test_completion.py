@@ -42,8 +42,11 @@ def completed(env, *words):
     """What bash offers for the last of some words."""
     done = subprocess.run(
         ["bash", "--norc", "-c", BASH, "bash", *words],
-        capture_output=True, text=True, timeout=60, env=env,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     spec, *found = done.stdout.splitlines()
     # Where nothing is offered, bash completes the names of files.
@@ -74,10 +77,14 @@ def test_bash_completes_commands(on_path):
     assert sorted(completed(on_path, "s")) == ["snapshot", "stats"]
 
 
-@pytest.mark.parametrize(("shell", "line"), [
-    ("zsh", "#compdef mmreplay"), ("fish", "complete --command mmreplay"),
-    ("bash", "_mmreplay_completion() {"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        ("zsh", "#compdef mmreplay"),
+        ("fish", "complete --command mmreplay"),
+        ("bash", "_mmreplay_completion() {"),
+    ],
+)
 def test_the_script_is_of_the_shell_that_is_named(cli, shell, line):
     code, out, err = cli("--show-completion", shell)
     assert (code, err) == (0, "")

@@ -45,9 +45,7 @@ def test_telling_of_a_compressed_buffer_unpacks_nothing(tmp_path):
     subprocess.run([sys.executable, "-c", told], check=True, capture_output=True)
 
 
-def test_codec_and_level_are_options_of_every_command_that_makes_shards(
-    tmp_path, capsys
-):
+def test_codec_and_level_are_options_of_every_command_that_makes_shards(tmp_path, capsys):
     pytest.importorskip("gymnasium")
     path, kept = str(tmp_path / "b"), str(tmp_path / "c")
     line = ["record", "CartPole-v1", path, "--steps", "40"]
@@ -55,9 +53,7 @@ def test_codec_and_level_are_options_of_every_command_that_makes_shards(
     assert run([*line, *asked]) == 0
     assert run([*line, *asked]) == 0
     with mr.ReplayBuffer.open(path) as buffer:
-        assert buffer.metadata.sharding.to_json().items() >= {
-            ("codec", "zstd"), ("level", 9),
-        }  # fmt: skip
+        assert buffer.metadata.sharding.to_json().items() >= {("codec", "zstd"), ("level", 9)}
     assert run([*line, "--level", "3"]) == 3
     assert "level must be 9, as in the buffer" in capsys.readouterr().err
     assert run([*line, "--codec", "gzip"]) == 2
@@ -92,13 +88,7 @@ def test_a_plan_tells_what_shards_would_take(tmp_path, capsys):
 def test_a_plan_takes_fields_and_layout_of_what_is_there(tmp_path, capsys):
     schema = mr.Schema({"reward": mr.Field((), "float32")})
     with mr.ReplayBuffer.create(
-        tmp_path / "b",
-        schema,
-        64,
-        40,
-        layout="env_major",
-        engine="zarr",
-        autoreset="disabled",
+        tmp_path / "b", schema, 64, 40, layout="env_major", engine="zarr", autoreset="disabled"
     ) as buffer:
         buffer.extend(reward=np.zeros((64, 40), np.float32))
         group = buffer.zarr_path
@@ -119,9 +109,7 @@ def test_a_plan_of_a_url_asks_the_bucket_and_no_environment(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("line", [["clear"], ["resize", "3"]])
-def test_a_group_is_refused_before_anybody_is_asked(
-    tmp_path, capsys, line, monkeypatch
-):
+def test_a_group_is_refused_before_anybody_is_asked(tmp_path, capsys, line, monkeypatch):
     schema = mr.Schema({"reward": mr.Field((), "float32")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 64, engine="zarr") as buffer:
         buffer.extend(reward=np.zeros(64, np.float32))

@@ -58,9 +58,12 @@ def test_verify_reports_in_json_also_what_cannot_be_opened(cli, tmp_path, path):
         report = json.loads(out)
         assert told in report["error"]
         assert report == {
-            "path": str(where), "ok": False, "findings": [], "deep": True,
+            "path": str(where),
+            "ok": False,
+            "findings": [],
+            "deep": True,
             "error": one_line(err).removeprefix("mmreplay: ").rstrip("\n"),
-        }  # fmt: skip
+        }
 
 
 def test_a_damaged_buffer_fails(cli, path):
@@ -114,10 +117,7 @@ def test_a_newer_version_is_refused(cli, path):
         (["info", ""], "the path is empty"),
         (["record", "E", "x", "--steps", "0"], "must be at least 1, got 0"),
         (["record", "E", "x", "--steps", "9", "--seed", "-1"], "--seed must be at"),
-        (
-            ["record", "E", "x", "--steps", "9", "--seed", "y"],
-            "must be an integer, got 'y'",
-        ),
+        (["record", "E", "x", "--steps", "9", "--seed", "y"], "must be an integer, got 'y'"),
         (["head", "x", "--env", "y"], "must be an integer, got 'y'"),
         (["clear", "x", "--env", "1.5"], "must be an integer, got '1.5'"),
         (["convert", "x", "y.npz", "--env", "y"], "must be an integer, got 'y'"),
@@ -315,9 +315,7 @@ def test_an_interruption_before_the_page_is_served_changed_nothing(
         ("repair", "mmreplay.repairing.repair"),
     ],
 )
-def test_an_interrupted_copy_is_called_none(
-    monkeypatch, cli, path, tmp_path, command, function
-):
+def test_an_interrupted_copy_is_called_none(monkeypatch, cli, path, tmp_path, command, function):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
@@ -346,9 +344,8 @@ main(["info", "x"])
 @pytest.mark.parametrize("name", ["mmreplay.cli.exits", "typer", "mmreplay.cli.app"])
 def test_an_interruption_while_commands_are_loaded_is_reported_in_one_line(name):
     done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(name=name)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", LOADED.format(name=name)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == exits.INTERRUPTED
     assert done.stderr == "mmreplay: interrupted\n"
 
@@ -393,9 +390,7 @@ def test_brackets_in_help_texts_are_printed(cli):
 def closed(path, redirections):
     """Run info with some of its streams closed."""
     command = f"{sys.executable} -m mmreplay info {path} --json {redirections}"
-    return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
 
 
 def test_a_closed_stdout_is_one_line(path):
@@ -429,8 +424,10 @@ def test_no_file_takes_the_number_of_a_closed_stream(path):
     )
     done = subprocess.run(
         ["bash", "-c", '"$0" -c "$1" "$2" <&- 2>&-', sys.executable, code, str(path)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout == "['/dev/null', '/dev/null']\n"
 
 
@@ -438,12 +435,17 @@ def test_no_file_takes_the_number_of_a_closed_stream(path):
     "words",
     [
         *([command, "~/no"] for command in READING),
-        ["bench", "~/no"], ["resize", "~/no", "9"], ["plan", "~/no"],
-        ["convert", "~/no", "x.npz"], ["snapshot", "~/no", "x"],
-        ["compact", "~/no", "x"], ["repair", "~/no"], ["repair", "~/a", "--like=~/no"],
+        ["bench", "~/no"],
+        ["resize", "~/no", "9"],
+        ["plan", "~/no"],
+        ["convert", "~/no", "x.npz"],
+        ["snapshot", "~/no", "x"],
+        ["compact", "~/no", "x"],
+        ["repair", "~/no"],
+        ["repair", "~/a", "--like=~/no"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_tilde_that_the_shell_left_is_expanded(words, path, monkeypatch, cli):
     """Shells expand ``~`` only where it begins a word: not in ``--like=~/no``."""
     monkeypatch.setenv("HOME", str(path.parent))
@@ -476,8 +478,10 @@ def test_a_target_is_made_in_the_users_folder(words, made, path, monkeypatch, cl
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "mmreplay", "info", "/no/such/buffer"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 3
     assert done.stdout == ""
     one_line(done.stderr)
@@ -485,17 +489,21 @@ def test_the_module_is_the_command():
 
 def test_a_reader_that_has_seen_enough_is_no_error(path):
     command = f"{sys.executable} -m mmreplay info {path} --json | head -n 1"
-    done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stdout == "{\n"
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1e6", 1_000_000), ("1_000", 1000), ("1,000", 1000), (5, 5), ("+7", 7),
-     ("9007199254740993", 9007199254740993)],
-)  # fmt: skip
+    [
+        ("1e6", 1_000_000),
+        ("1_000", 1000),
+        ("1,000", 1000),
+        (5, 5),
+        ("+7", 7),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
 def test_counts_are_read_as_people_write_them(text, number):
     assert parse_count(text) == number

@@ -17,16 +17,10 @@ def test_info_tells_the_ring_its_contents_and_its_episodes(facts, path):
     assert found["path"] == str(path)
     assert (found["capacity"], found["num_envs"], found["engine"]) == (100, 2, "memmap")
     assert (found["steps"], found["rows"], found["final_rows"]) == (90, 90, 0)
-    assert (found["heads"], found["tails"], found["sizes"]) == (
-        [45, 45],
-        [0, 0],
-        [45, 45],
-    )
+    assert (found["heads"], found["tails"], found["sizes"]) == ([45, 45], [0, 0], [45, 45])
     assert found["episodes"] == {"count": 10, "running": 2, "headless": 0}
     assert found["newest_returns"]["mean"] == 10
-    assert found["newest_lengths"] == {
-        "count": 8, "mean": 10, "std": 0, "min": 10, "max": 10,
-    }  # fmt: skip
+    assert found["newest_lengths"] == {"count": 8, "mean": 10, "std": 0, "min": 10, "max": 10}
     assert [field["name"] for field in found["schema"]][:2] == [
         "observation/pixels",
         "observation/speed",
@@ -56,9 +50,7 @@ def test_info_agrees_with_a_count_by_hand(facts, tmp_path, rng):
         where = tmp_path / autoreset
         for resume in range(3):
             if resume == 0:
-                buffer = mr.ReplayBuffer.create(
-                    where, schema, 50, 3, autoreset=autoreset
-                )
+                buffer = mr.ReplayBuffer.create(where, schema, 50, 3, autoreset=autoreset)
             else:
                 buffer = mr.ReplayBuffer.open(where, "r+")
             with buffer:
@@ -103,9 +95,13 @@ def test_info_reads_as_text(cli, path):
     code, out, _ = cli("info", path)
     assert code == 0
     for told in (
-        "100 rows x 2 envs", "90 steps", "4 steps (no next", "observation/pixels",
-        "closed in order", "10, of them 2 unfinished",
-    ):  # fmt: skip
+        "100 rows x 2 envs",
+        "90 steps",
+        "4 steps (no next",
+        "observation/pixels",
+        "closed in order",
+        "10, of them 2 unfinished",
+    ):
         assert told in out
 
 
@@ -170,9 +166,7 @@ def test_looking_loads_neither_torch_nor_zarr_nor_pyarrow(path, command):
         "heavy = {'torch', 'zarr', 'pyarrow', 'numcodecs', 'gymnasium', 'matplotlib'}\n"
         "print('loaded:', sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
@@ -188,9 +182,12 @@ def test_head_shows_the_oldest_rows(facts, path):
     last = found["rows"][2]
     assert last["action"] == action.tolist()
     assert last["observation/pixels"] == {
-        "dtype": "uint8", "shape": [8, 8], "min": pixels.min(), "max": pixels.max(),
+        "dtype": "uint8",
+        "shape": [8, 8],
+        "min": pixels.min(),
+        "max": pixels.max(),
         "mean": pixels.mean(),
-    }  # fmt: skip
+    }
 
 
 def test_head_shows_the_newest_rows(facts, path):
@@ -224,18 +221,20 @@ def test_head_reads_as_text_lying_and_standing(cli, path, monkeypatch):
 
 def test_plan_of_fields_agrees_with_what_create_makes(facts, tmp_path):
     found = facts(
-        "plan", "--field", "observation/pixels:uint8:84x84", "--field", "x:float32",
-        "--capacity", "1e4", "--num-envs", "3",
-    )  # fmt: skip
-    schema = mr.Schema.from_flat(
-        {
-            "observation/pixels": mr.Field((84, 84), "uint8"),
-            "x": mr.Field((), "float32"),
-        }
+        "plan",
+        "--field",
+        "observation/pixels:uint8:84x84",
+        "--field",
+        "x:float32",
+        "--capacity",
+        "1e4",
+        "--num-envs",
+        "3",
     )
-    mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 10_000, 3, autoreset="disabled"
-    ).close()
+    schema = mr.Schema.from_flat(
+        {"observation/pixels": mr.Field((84, 84), "uint8"), "x": mr.Field((), "float32")}
+    )
+    mr.ReplayBuffer.create(tmp_path / "b", schema, 10_000, 3, autoreset="disabled").close()
     data = (tmp_path / "b" / "data-000001").iterdir()
     assert found["nbytes"] == sum(file.stat().st_size for file in data)
     assert found["fits"] is True
@@ -301,19 +300,32 @@ def test_stats_of_an_empty_buffer_are_no_numbers(facts, tmp_path):
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (1023, "1,023 B"), (1536, "1.50 KiB"), (5 << 30, "5.00 GiB"),
-     (3 << 70, "3,072.00 EiB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1536, "1.50 KiB"),
+        (5 << 30, "5.00 GiB"),
+        (3 << 70, "3,072.00 EiB"),
+    ],
+)
 def test_sizes_have_units(nbytes, text):
     assert show.format_size(nbytes) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (float("nan"), "-"), (1234567, "1,234,567"), (3.0, "3"),
-     (1 / 3, "0.3333"), (12345.6, "1.235e+04"), (1e-9, "1e-09"),
-     (1700000016.03, "1,700,000,016.03"), (-1700000016.03, "-1,700,000,016.03")],
-)  # fmt: skip
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (1234567, "1,234,567"),
+        (3.0, "3"),
+        (1 / 3, "0.3333"),
+        (12345.6, "1.235e+04"),
+        (1e-9, "1e-09"),
+        (1700000016.03, "1,700,000,016.03"),
+        (-1700000016.03, "-1,700,000,016.03"),
+    ],
+)
 def test_numbers_have_separators_and_four_digits_and_time_stamps_all(value, text):
     assert show.number(value) == text
 
@@ -335,9 +347,7 @@ def test_a_file_system_that_keeps_less_is_named(cli, facts, tmp_path, monkeypatc
 
 
 @pytest.mark.filterwarnings("always::mmreplay.DurabilityWarning")
-def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(
-    cli, tmp_path, monkeypatch
-):
+def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(cli, tmp_path, monkeypatch):
     pytest.importorskip("gymnasium")
     monkeypatch.setattr(Disk, "birth", lambda self, fd: None)
     code, _, told = cli("record", "CartPole-v1", tmp_path / "b", "--steps", "20")
@@ -348,9 +358,7 @@ def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(
 
 @pytest.mark.parametrize("rewards", [[np.inf, -np.inf, 1.0], [1e308] * 3, [np.nan] * 3])
 def test_numbers_that_are_not_finite_or_overflow_are_printed(tmp_path, rewards):
-    schema = mr.Schema(
-        {"reward": mr.Field((), "float64"), "terminated": mr.Field((), "bool")}
-    )
+    schema = mr.Schema({"reward": mr.Field((), "float64"), "terminated": mr.Field((), "bool")})
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(path, schema, 10) as buffer:
         for reward in rewards:
@@ -359,7 +367,9 @@ def test_numbers_that_are_not_finite_or_overflow_are_printed(tmp_path, rewards):
     for command in ("head", "info", "stats"):
         done = subprocess.run(
             [sys.executable, "-m", "mmreplay", command, str(path)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert (done.returncode, done.stderr) == (0, "")
         assert ("inf" in done.stdout) == (command != "head" or np.isinf(rewards).any())

@@ -23,9 +23,15 @@ def table_of(ends, returns):
     count, no = len(ends), np.zeros(len(ends), bool)
     begin = np.concatenate([[0], ends[:-1]])[:count]
     return EpisodeTable(
-        np.zeros(count, np.int64), begin, ends, ends - begin,
-        np.asarray(returns, np.float64), no, no, no,
-    )  # fmt: skip
+        np.zeros(count, np.int64),
+        begin,
+        ends,
+        ends - begin,
+        np.asarray(returns, np.float64),
+        no,
+        no,
+        no,
+    )
 
 
 def counts_of(values, field, path="value", times=1):
@@ -166,9 +172,7 @@ def test_a_point_that_would_be_hidden_is_not_drawn(tmp_path):
     places = {(int(x // across), int(y // up)) for x, y in points}
     for x, y in zip(table.end[::997], table.returns[::997], strict=True):
         here = int(x // across), int(y // up)
-        assert any(
-            (here[0] + i, here[1] + j) in places for i in (-1, 0, 1) for j in (-1, 0, 1)
-        )
+        assert any((here[0] + i, here[1] + j) in places for i in (-1, 0, 1) for j in (-1, 0, 1))
 
 
 def test_the_mean_line_is_that_of_the_last_episodes(tmp_path):
@@ -185,11 +189,18 @@ def test_the_mean_line_is_that_of_the_last_episodes(tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0, "0"), (800_000, "800,000"), (1_200_000, "1.2M"), (-5e6, "-5M"),
-        (2e9, "2G"), (1e12, "1T"), (1_234_567, "1,234,567"), (0.5, "0.5"),
-        (1e-6, "1e-06"), (1e9 + 0.5, "1,000,000,000.5"),
+        (0, "0"),
+        (800_000, "800,000"),
+        (1_200_000, "1.2M"),
+        (-5e6, "-5M"),
+        (2e9, "2G"),
+        (1e12, "1T"),
+        (1_234_567, "1,234,567"),
+        (0.5, "0.5"),
+        (1e-6, "1e-06"),
+        (1e9 + 0.5, "1,000,000,000.5"),
     ],
-)  # fmt: skip
+)
 def test_numbers_on_axes_are_short_where_that_is_exact(value, text):
     assert plot._tick(value) == text
 
@@ -207,8 +218,7 @@ def test_names_are_printed_unchanged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "why"),
-    [(FLOAT, "rewards are NaN"), (mr.Field((2,), "float64"), "no scalar reward")],
+    ("field", "why"), [(FLOAT, "rewards are NaN"), (mr.Field((2,), "float64"), "no scalar reward")]
 )
 def test_a_panel_without_returns_says_why(tmp_path, field, why):
     table = table_of([5, 9], [np.nan, np.nan])
@@ -226,12 +236,8 @@ def test_missing_folders_are_made_as_convert_makes_them(cli, path, tmp_path):
         assert place.is_file()
 
 
-@pytest.mark.parametrize(
-    ("inside", "reported"), [("", "is a folder"), ("x.png", "is no folder")]
-)
-def test_a_path_that_takes_no_file_is_refused_before_reading(
-    cli, path, tmp_path, inside, reported
-):
+@pytest.mark.parametrize(("inside", "reported"), [("", "is a folder"), ("x.png", "is no folder")])
+def test_a_path_that_takes_no_file_is_refused_before_reading(cli, path, tmp_path, inside, reported):
     taken = tmp_path / "taken.png"
     if inside:
         taken.write_text("")
@@ -239,7 +245,4 @@ def test_a_path_that_takes_no_file_is_refused_before_reading(
         taken.mkdir()
     code, _, err = cli("plot", path, "--output", taken / inside)
     assert code == 2
-    assert (
-        f"--output must be a file to make, got {taken / inside}: {taken} {reported}"
-        in err
-    )
+    assert f"--output must be a file to make, got {taken / inside}: {taken} {reported}" in err

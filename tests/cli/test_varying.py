@@ -28,8 +28,7 @@ def test_fields_that_vary_are_written(text, field):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a:text", "a:text:0", "a:text:3x3", "a:int32:0-", "a:int32:0-x", "a:int32:3x0-9"],
+    "text", ["a:text", "a:text:0", "a:text:3x3", "a:int32:0-", "a:int32:0-x", "a:int32:3x0-9"]
 )
 def test_fields_that_are_not_written_so_are_refused(text, capsys):
     assert run(["plan", "--field", text, "--capacity", "9", "--length", "1"]) == 2
@@ -80,10 +79,7 @@ def test_a_recording_of_texts_says_what_their_heap_takes(tmp_path, capsys):
 
 
 def test_a_heap_larger_than_the_disk_is_refused(tmp_path, capsys):
-    name, message = (
-        "Speaking-v0",
-        r"heap_bytes must be at most [\d,]+, as the disk of /",
-    )
+    name, message = ("Speaking-v0", r"heap_bytes must be at most [\d,]+, as the disk of /")
     gym.register(name, "tests.recording.test_varying_spaces:Speaking")
     try:
         path, given = str(tmp_path / "a"), ["--steps", "9", "--heap-bytes"]
@@ -297,10 +293,6 @@ def test_the_length_of_each_field_is_given_by_name(capsys):
     assert planned["heap_bytes"] == expected.heap_bytes
     for wrong in ("much", "mission=", "=4,tokens", "mission=4,tokens"):
         assert run([*command, wrong]) == 2
-        assert "--length must be N or NAME=N, such as 40 or" in (
-            capsys.readouterr().err
-        )
+        assert "--length must be N or NAME=N, such as 40 or" in (capsys.readouterr().err)
     assert run([*command, "mision=4"]) == 3
-    assert "lengths must be of fields that vary, got 'mision'" in (
-        capsys.readouterr().err
-    )
+    assert "lengths must be of fields that vary, got 'mision'" in (capsys.readouterr().err)

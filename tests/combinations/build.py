@@ -144,8 +144,7 @@ def leaves_of(case):
         of_kind = {}
     if case.role == "observation":
         observation = {
-            path.replace("extra", "observation", 1): kind
-            for path, kind in of_kind.items()
+            path.replace("extra", "observation", 1): kind for path, kind in of_kind.items()
         }
     else:
         extra = of_kind
@@ -192,10 +191,16 @@ class Builder:
         self.number = 0
         self.lost = []
         self.buffer = mr.ReplayBuffer.create(
-            self.path, self.schema, CAPACITY, case.num_envs, engine=case.engine,
-            layout=case.layout, autoreset=case.autoreset, commit_every=None,
+            self.path,
+            self.schema,
+            CAPACITY,
+            case.num_envs,
+            engine=case.engine,
+            layout=case.layout,
+            autoreset=case.autoreset,
+            commit_every=None,
             heap_bytes=HEAP if self.varies else None,
-        )  # fmt: skip
+        )
 
     # Steps.
 
@@ -251,9 +256,7 @@ class Builder:
             options["final_observation"] = nested(final).get("observation")
         self.buffer.add(nested(joined([g for g, _ in made.values()])), **options)
         for env_id, (_, read) in made.items():
-            final = {
-                p: as_read(self.observation[p], v) for p, v in finals[env_id].items()
-            }
+            final = {p: as_read(self.observation[p], v) for p, v in finals[env_id].items()}
             self.twin.add(env_id, read, final if with_final else None)
 
     def extend(self, count):
@@ -276,9 +279,7 @@ class Builder:
         done = 0
         while done < count:
             if ends == "partial" and self.rng.random() < 0.7:
-                some = self.rng.permutation(num_envs)[
-                    : self.rng.integers(1, num_envs + 1)
-                ]
+                some = self.rng.permutation(num_envs)[: self.rng.integers(1, num_envs + 1)]
                 self.add(some.tolist())
                 done += 1
             elif ends != "final" and self.rng.random() < 0.3:
@@ -299,9 +300,7 @@ class Builder:
 
     def reopen(self, on_resume="break"):
         self.buffer.close()
-        self.buffer = mr.ReplayBuffer.open(
-            self.path, "r+", on_resume=on_resume, commit_every=None
-        )
+        self.buffer = mr.ReplayBuffer.open(self.path, "r+", on_resume=on_resume, commit_every=None)
         self.twin.reopen(on_resume)
 
     # Histories.
@@ -339,14 +338,10 @@ class Builder:
             self._convert(name)
 
     def _dequeue(self):
-        envs = [
-            e for e, env in enumerate(self.twin.envs) if len(env.rows) - env.first >= 3
-        ]
+        envs = [e for e, env in enumerate(self.twin.envs) if len(env.rows) - env.first >= 3]
         if envs:
             taken = self.buffer.dequeue(2, envs)
-            expected = [
-                (e, self.twin.envs[e].first + i) for e in envs for i in range(2)
-            ]
+            expected = [(e, self.twin.envs[e].first + i) for e in envs for i in range(2)]
             assert indices_of(taken) == expected
             for env_id in envs:
                 self.twin.dequeue(env_id, 2)
@@ -390,9 +385,7 @@ class Builder:
         self.path = target
         ends = self.case.ends
         on_resume = ends if ends in ("truncate", "continue") else "break"
-        self.buffer = mr.ReplayBuffer.open(
-            target, "r+", on_resume=on_resume, commit_every=None
-        )
+        self.buffer = mr.ReplayBuffer.open(target, "r+", on_resume=on_resume, commit_every=None)
         self.twin.reopen(on_resume)
         self.write(3)
 

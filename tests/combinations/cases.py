@@ -95,26 +95,14 @@ IMPOSSIBLE = (
         {"engine": ("zarr",), "layout": ("time_major",), "kind": _VARYING},
         "shards of values that vary are of one environment each",
     ),
-    (
-        {"autoreset": ("next_step",), "ends": ("final",)},
-        "the next row is the final one",
-    ),
-    (
-        {"kind": ("agents",), "role": ("observation",)},
-        "the ends of agents are fields of their own",
-    ),
-    (
-        {"role": ("observation",), "next_observation": ("absent",)},
-        "there is no observation",
-    ),
+    ({"autoreset": ("next_step",), "ends": ("final",)}, "the next row is the final one"),
+    ({"kind": ("agents",), "role": ("observation",)}, "the ends of agents are fields of their own"),
+    ({"role": ("observation",), "next_observation": ("absent",)}, "there is no observation"),
     (
         {"ends": ("final",), "next_observation": ("absent", "stored")},
         "final observations are stored where next ones are derived",
     ),
-    (
-        {"kind": ("bfloat16",), "history": ("csv",)},
-        "csv has no bfloat16",
-    ),
+    ({"kind": ("bfloat16",), "history": ("csv",)}, "csv has no bfloat16"),
 )
 """Values that cannot be together, and why: two of them are an impossible pair."""
 

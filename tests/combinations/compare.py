@@ -92,10 +92,7 @@ def assert_same(path, one, other):
     """Two columns are equal, arrays or tensors."""
     if isinstance(one, mr.Ragged):
         assert tuple(one.shape) == tuple(other.shape), path
-        one_parts, other_parts = (
-            (one.values, one.offsets),
-            (other.values, other.offsets),
-        )
+        one_parts, other_parts = ((one.values, one.offsets), (other.values, other.offsets))
     else:
         one_parts, other_parts = (one,), (other,)
     for a, b in zip(one_parts, other_parts, strict=True):
@@ -116,9 +113,7 @@ def plain(column):
 def assert_rows(twin, rows):
     """All rows, oldest first, with every value that means something."""
     alive = twin.alive()
-    assert (
-        list(zip(rows.env_ids.tolist(), rows.positions.tolist(), strict=True)) == alive
-    )
+    assert list(zip(rows.env_ids.tolist(), rows.positions.tolist(), strict=True)) == alive
     assert rows.fields["final"].tolist() == [twin.row(index).final for index in alive]
     stored = [twin.stored(index) for index in alive]
     for path in set().union(*stored):

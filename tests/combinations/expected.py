@@ -70,9 +70,7 @@ class Expected:
             group: The steps of its window that are of its episode.
         """
         twin = self.twin
-        self.keeps_goal = any(
-            keeps(each) for keeps in self.keeping for each in group or [index]
-        )
+        self.keeps_goal = any(keeps(each) for keeps in self.keeping for each in group or [index])
         last = index if self.n is None else twin.last_of(index, self.n)
         values = self.row(index)
         for path in ("terminated", "truncated"):
@@ -111,9 +109,7 @@ class Expected:
         upto, upto_next = len(self.at_row), len(self.at_next)
 
         def frames(indices):
-            return {
-                path: [self.row(each, upto)[path] for each in indices] for path in paths
-            }
+            return {path: [self.row(each, upto)[path] for each in indices] for path in paths}
 
         def of_row(index, values):
             steps = twin.episode_of(index)
@@ -219,11 +215,7 @@ class Expected:
         upto, upto_next = len(self.at_row), len(self.at_next)
 
         def of(index):
-            return (
-                critic(self.row(index, upto))
-                if value is None
-                else self.at(index, value)
-            )
+            return critic(self.row(index, upto)) if value is None else self.at(index, value)
 
         def next_value(steps, at):
             if at + 1 < len(steps):

@@ -40,10 +40,7 @@ from mmreplay.samplers.combine import Shares
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.episode import Filter
 from mmreplay.samplers.holding import Claims
-from mmreplay.samplers.prioritized import (
-    PriorityBasedSampler,
-    RankPrioritizedSampler,
-)
+from mmreplay.samplers.prioritized import PriorityBasedSampler, RankPrioritizedSampler
 from mmreplay.samplers.priority_store import PriorityStore
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.staleness import StalenessSampler
@@ -348,9 +345,7 @@ def without_masks(batches, *_):
 
 def moved_windows(batch, *_):
     positions = batch.window_positions
-    return (
-        batch if positions is None else replace(batch, window_positions=positions + 1)
-    )
+    return batch if positions is None else replace(batch, window_positions=positions + 1)
 
 
 def first_draw(value, *_):
@@ -420,13 +415,7 @@ MUTANTS = (
         "mixture of the first part",
         "the first part of a mixture draws whole batches",
         "MixtureSampler",
-        (
-            result(
-                Shares,
-                "split",
-                lambda counts, *_: [sum(counts), *[0] * len(counts[1:])],
-            ),
-        ),
+        (result(Shares, "split", lambda counts, *_: [sum(counts), *[0] * len(counts[1:])]),),
     ),
     Mutant(
         "states without uses are loaded",
@@ -441,9 +430,7 @@ MUTANTS = (
         "stats",
         (
             result(
-                stats,
-                "count_values",
-                lambda counts, *_: np.append(counts.sum(), 0 * counts[1:]),
+                stats, "count_values", lambda counts, *_: np.append(counts.sum(), 0 * counts[1:])
             ),
         ),
     ),
@@ -481,8 +468,7 @@ MUTANTS = (
                 api,
                 "answer_episodes",
                 lambda value, *_: (
-                    value
-                    | {"rows": [[*row[:3], None, *row[4:]] for row in value["rows"]]}
+                    value | {"rows": [[*row[:3], None, *row[4:]] for row in value["rows"]]}
                 ),
             ),
         ),
@@ -496,19 +482,13 @@ MUTANTS = (
                 api,
                 "read_curve",
                 lambda curve, *_: replace(
-                    curve,
-                    lowest=0 * curve.lowest,
-                    highest=0 * curve.highest,
-                    mean=0 * curve.mean,
+                    curve, lowest=0 * curve.lowest, highest=0 * curve.highest, mean=0 * curve.mean
                 ),
             ),
         ),
     ),
     Mutant(
-        "no curve",
-        "the page refuses every curve",
-        "page",
-        ((api, "read_curve", refused_curve),),
+        "no curve", "the page refuses every curve", "page", ((api, "read_curve", refused_curve),)
     ),
     Mutant(
         "values of zeros",
@@ -518,9 +498,7 @@ MUTANTS = (
             result(
                 api,
                 "read_values",
-                lambda value, *_: (
-                    value | {"values": {p: [[0.0]] for p in value["values"]}}
-                ),
+                lambda value, *_: value | {"values": {p: [[0.0]] for p in value["values"]}},
             ),
         ),
     ),
@@ -560,11 +538,7 @@ MUTANTS = (
         "length without the last step",
         "lengths of episodes do not count the steps of the batch",
         "episodes by length",
-        (
-            with_arguments(
-                Filter, "keep", lambda s, i, e, b, stops, u: (s, i, e, b, stops - 1, u)
-            ),
-        ),
+        (with_arguments(Filter, "keep", lambda s, i, e, b, stops, u: (s, i, e, b, stops - 1, u)),),
     ),
     Mutant(
         "no mask at an unknown end",
@@ -582,13 +556,7 @@ MUTANTS = (
         "padding with a mask",
         "the mask of padded windows says only what is a transition",
         "SequenceSampler",
-        (
-            (
-                sequence,
-                "with_transitions",
-                lambda view, env_ids, steps, mask: np.ones_like(mask),
-            ),
-        ),
+        ((sequence, "with_transitions", lambda view, env_ids, steps, mask: np.ones_like(mask)),),
     ),
     Mutant(
         "end before its final row",
@@ -615,13 +583,7 @@ MUTANTS = (
         "WithoutNext has a next observation",
         "batches hold next observations with WithoutNext",
         "WithoutNext",
-        (
-            (
-                WithoutNext,
-                "bind",
-                lambda self, outline: Bound(outline, _below, finishes=False),
-            ),
-        ),
+        ((WithoutNext, "bind", lambda self, outline: Bound(outline, _below, finishes=False)),),
     ),
     Mutant(
         "next history without observation",
@@ -719,10 +681,7 @@ MUTANTS = (
         "failed check takes the page",
         "a check that fails takes the overview with it",
         "page",
-        (
-            before(overview, "_find_reset_rows", fails_for_text),
-            (checks, "run_check", uncaught),
-        ),
+        (before(overview, "_find_reset_rows", fails_for_text), (checks, "run_check", uncaught)),
     ),
     # Other seams: ends.
     Mutant(
@@ -740,10 +699,7 @@ MUTANTS = (
             (
                 nstep,
                 "_kernel",
-                proxy(
-                    nstep._kernel,
-                    weighted_sums=fold_too_far(nstep._kernel.weighted_sums),
-                ),
+                proxy(nstep._kernel, weighted_sums=fold_too_far(nstep._kernel.weighted_sums)),
             ),
         ),
     ),
@@ -753,11 +709,7 @@ MUTANTS = (
         "NStep",
         (
             result(NStep, "bind", in_python),
-            (
-                nstep,
-                "_kernel",
-                proxy(nstep._kernel, discounts=no_ends(nstep._kernel.discounts)),
-            ),
+            (nstep, "_kernel", proxy(nstep._kernel, discounts=no_ends(nstep._kernel.discounts))),
         ),
     ),
     Mutant(
@@ -794,13 +746,7 @@ MUTANTS = (
         "truncated step is taken",
         "a truncated step without a final observation can be taken",
         "take",
-        (
-            result(
-                reader,
-                "legal_start_table",
-                lambda result, *_: np.ones_like(result),
-            ),
-        ),
+        (result(reader, "legal_start_table", lambda result, *_: np.ones_like(result)),),
     ),
     Mutant(
         "truncation by the next row",
@@ -808,9 +754,7 @@ MUTANTS = (
         "take",
         (
             result(
-                GenerationReader,
-                "_forced_truncations",
-                lambda result, *_: np.zeros_like(result),
+                GenerationReader, "_forced_truncations", lambda result, *_: np.zeros_like(result)
             ),
         ),
     ),
@@ -836,13 +780,7 @@ MUTANTS = (
         "ends that are not said",
         "end_episodes breaks episodes off, and truncates none",
         "take",
-        (
-            (
-                Appender,
-                "end_episodes",
-                lambda self, env_ids: self.resume("break", env_ids),
-            ),
-        ),
+        ((Appender, "end_episodes", lambda self, env_ids: self.resume("break", env_ids)),),
     ),
     Mutant(
         "resume forgets the rows before",
@@ -862,9 +800,7 @@ MUTANTS = (
         "episodes by return",
         (
             with_arguments(
-                episode,
-                "_ends_in",
-                lambda known, rows: (known, replace(rows, end=rows.end - 1)),
+                episode, "_ends_in", lambda known, rows: (known, replace(rows, end=rows.end - 1))
             ),
         ),
     ),
@@ -878,13 +814,7 @@ MUTANTS = (
         "advantage over an end",
         "estimates take what follows a last step for known",
         "LambdaReturn",
-        (
-            result(
-                _Estimated,
-                "_tails",
-                lambda result, *_: (*result[:2], np.ones_like(result[2])),
-            ),
-        ),
+        (result(_Estimated, "_tails", lambda result, *_: (*result[:2], np.ones_like(result[2]))),),
     ),
     Mutant(
         "goal achieved before the step",
@@ -896,13 +826,7 @@ MUTANTS = (
         "goal of another episode",
         "HER gives all steps of a window one goal, over an end, too",
         "HER",
-        (
-            with_arguments(
-                her,
-                "_groups",
-                lambda length, begins: (length, np.zeros_like(begins)),
-            ),
-        ),
+        (with_arguments(her, "_groups", lambda length, begins: (length, np.zeros_like(begins))),),
     ),
     Mutant(
         "difference with itself",
@@ -912,9 +836,7 @@ MUTANTS = (
             (
                 _Deltas,
                 "_next_obs",
-                lambda self, paths: self.below.read(
-                    paths, self.base_steps.batch_rows.here
-                ),
+                lambda self, paths: self.below.read(paths, self.base_steps.batch_rows.here),
             ),
         ),
     ),
@@ -926,9 +848,7 @@ MUTANTS = (
             result(
                 Outline,
                 "sources",
-                lambda result, *_: {
-                    p: source for p, source in result.items() if p == source
-                },
+                lambda result, *_: {p: source for p, source in result.items() if p == source},
             ),
         ),
     ),
@@ -992,13 +912,7 @@ MUTANTS = (
         "copy without the oldest row",
         "a resized or compacted buffer lacks the oldest row",
         "gather_all",
-        (
-            result(
-                copying,
-                "copy_rows",
-                lambda span, *_: (span[0] + 1, *span[1:]),
-            ),
-        ),
+        (result(copying, "copy_rows", lambda span, *_: (span[0] + 1, *span[1:])),),
     ),
     # Weights and priorities.
     Mutant(
@@ -1098,21 +1012,13 @@ MUTANTS = (
         "recent without the newest",
         "the newest steps are those before the newest",
         "RecentSampler",
-        (
-            with_arguments(
-                recent, "newest", lambda view, counts, edges: (view, counts + 2, edges)
-            ),
-        ),
+        (with_arguments(recent, "newest", lambda view, counts, edges: (view, counts + 2, edges)),),
     ),
     Mutant(
         "earliest by one too few",
         "the oldest row but one too few are left out",
         "ignore_earliest",
-        (
-            with_arguments(
-                LaterStarts, "__init__", lambda s, base, count: (s, base, count - 1)
-            ),
-        ),
+        (with_arguments(LaterStarts, "__init__", lambda s, base, count: (s, base, count - 1)),),
     ),
     Mutant(
         "stale by one",
@@ -1142,13 +1048,7 @@ MUTANTS = (
         "group with an illegal row",
         "groups are drawn of which a row is no legal start",
         "GroupSampler",
-        (
-            (
-                groups,
-                "_legal",
-                lambda view, env_ids, positions: np.ones(len(positions), bool),
-            ),
-        ),
+        ((groups, "_legal", lambda view, env_ids, positions: np.ones(len(positions), bool)),),
     ),
     # Rows by value.
     Mutant(
@@ -1186,9 +1086,7 @@ MUTANTS = (
             result(
                 Concat,
                 "_sample",
-                lambda batch, *_: replace(
-                    batch, buffer_ids=np.zeros_like(batch.buffer_ids)
-                ),
+                lambda batch, *_: replace(batch, buffer_ids=np.zeros_like(batch.buffer_ids)),
             ),
         ),
     ),
@@ -1208,11 +1106,7 @@ MUTANTS = (
         "probability in its own buffer",
         "probabilities of joined buffers are those of each alone",
         "concat of 3",
-        (
-            with_arguments(
-                Concat, "_sample", lambda s, n, count, _, by: (s, n, count, 1.0, by)
-            ),
-        ),
+        (with_arguments(Concat, "_sample", lambda s, n, count, _, by: (s, n, count, 1.0, by)),),
     ),
     Mutant(
         "weights of each buffer",
@@ -1255,13 +1149,7 @@ MUTANTS = (
         "loader state ahead",
         "the state of a loader is that of the batches drawn ahead",
         "loader ahead",
-        (
-            (
-                Prefetcher,
-                "_state_before",
-                lambda self: self._source.state_dict(),
-            ),
-        ),
+        ((Prefetcher, "_state_before", lambda self: self._source.state_dict()),),
     ),
     Mutant(
         "item of another rank",
@@ -1269,9 +1157,7 @@ MUTANTS = (
         "ReplayDataset",
         (
             with_arguments(
-                ReplayDataset,
-                "_at",
-                lambda self, ranks: (self, (ranks + 1) % max(1, len(self))),
+                ReplayDataset, "_at", lambda self, ranks: (self, (ranks + 1) % max(1, len(self)))
             ),
         ),
     ),
@@ -1289,9 +1175,7 @@ MUTANTS = (
             after(
                 InterleavedStream,
                 "__init__",
-                lambda self, *_: setattr(
-                    self, "_rank", (self._rank + 1) % self._num_ranks
-                ),
+                lambda self, *_: setattr(self, "_rank", (self._rank + 1) % self._num_ranks),
             ),
         ),
     ),
@@ -1328,9 +1212,7 @@ MUTANTS = (
             result(
                 statistics,
                 "count_starts",
-                lambda result, *_: (
-                    result | {"legal_starts_without_next": result["legal_starts"]}
-                ),
+                lambda result, *_: result | {"legal_starts_without_next": result["legal_starts"]},
             ),
         ),
     ),

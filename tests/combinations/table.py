@@ -231,9 +231,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "RankPrioritized": lambda: mr.RankPrioritizedSampler(seed=0),
     "EmphasizeRecent": lambda: mr.EmphasizeRecentSampler(9, smallest=5, seed=0),
     "Recent": lambda: mr.RecentSampler(3, 0.5, mr.UniformSampler(1), seed=0),
-    "Recent of Shuffled": lambda: mr.RecentSampler(
-        3, 0.5, mr.ShuffledSampler(1), seed=0
-    ),
+    "Recent of Shuffled": lambda: mr.RecentSampler(3, 0.5, mr.ShuffledSampler(1), seed=0),
     "Recent of Prioritized": lambda: mr.RecentSampler(
         3, 0.5, mr.PrioritizedSampler(seed=1), seed=0
     ),
@@ -261,12 +259,8 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
         "version", 6, 2, sampler=mr.GroupSampler("group", 2, seed=1), seed=0
     ),
     "UseCounter": lambda: mr.UseCounter(60, mr.UniformSampler(0), seed=0),
-    "UseCounter of Group": lambda: mr.UseCounter(
-        60, mr.GroupSampler("group", 2, seed=1), seed=0
-    ),
-    "UseCounter, lease": lambda: mr.UseCounter(
-        1, mr.DistinctSampler(0), lease_s=1e-6, seed=0
-    ),
+    "UseCounter of Group": lambda: mr.UseCounter(60, mr.GroupSampler("group", 2, seed=1), seed=0),
+    "UseCounter, lease": lambda: mr.UseCounter(1, mr.DistinctSampler(0), lease_s=1e-6, seed=0),
     "a user's own": Own,
 }
 Make = Callable[[], Any]
@@ -320,11 +314,7 @@ def dataset(num_workers: int) -> SamplerUse:
         b.stack.callback(ask(sampler, "close"))
 
         def then(draws: Any) -> None:
-            first_batches(
-                DataLoader(
-                    data, sampler=draws, batch_size=None, num_workers=num_workers
-                )
-            )
+            first_batches(DataLoader(data, sampler=draws, batch_size=None, num_workers=num_workers))
 
         return lambda: data.draws(sampler, 4, num_batches=3), then
 
@@ -502,9 +492,7 @@ USES: dict[str, SamplerUse] = {
     "in Episode, running, max_length": within(
         lambda s: mr.EpisodeSampler(s, running=True, max_length=9)
     ),
-    "in Staleness": within(
-        lambda s: mr.StalenessSampler("version", 6, 2, sampler=s, seed=0)
-    ),
+    "in Staleness": within(lambda s: mr.StalenessSampler("version", 6, 2, sampler=s, seed=0)),
     "in UseCounter": within(lambda s: mr.UseCounter(90, s, name="other", seed=0)),
     "in UseCounter, lease": within(
         lambda s: mr.UseCounter(1, s, lease_s=1e-6, name="other", seed=0)
@@ -520,9 +508,7 @@ USES: dict[str, SamplerUse] = {
 def sampler_cells() -> Cells:
     """Each sampler with each of its uses."""
     return {
-        name: {
-            use: cell(partial(do, make=make), make is Own) for use, do in USES.items()
-        }
+        name: {use: cell(partial(do, make=make), make is Own) for use, do in USES.items()}
         for name, make in SAMPLERS.items()
     }
 
@@ -570,8 +556,7 @@ class FieldKind:
 
 def plain(shape: tuple[int, ...], dtype: str, **options: Any) -> FieldKind:
     return FieldKind(
-        {"x": mr.Field(shape, dtype, **options)},
-        lambda count: {"x": numbers(count, shape, dtype)},
+        {"x": mr.Field(shape, dtype, **options)}, lambda count: {"x": numbers(count, shape, dtype)}
     )
 
 
@@ -595,12 +580,9 @@ KINDS: dict[str, FieldKind] = {
         {"x": mr.Field((None,), "float32", max_length=8)},
         lambda count: {"x": [np.arange(n % 3, dtype=np.float32) for n in range(count)]},
     ),
-    "text": FieldKind(
-        {"x": mr.Field.text(16)}, lambda count: {"x": WORDS[np.arange(count) % 3]}
-    ),
+    "text": FieldKind({"x": mr.Field.text(16)}, lambda count: {"x": WORDS[np.arange(count) % 3]}),
     "bytes": FieldKind(
-        {"x": mr.Field.bytes(16)},
-        lambda count: {"x": [b"\x00\xff"[: n % 3] for n in range(count)]},
+        {"x": mr.Field.bytes(16)}, lambda count: {"x": [b"\x00\xff"[: n % 3] for n in range(count)]}
     ),
     "agents": FieldKind(
         {"x": mr.Field((2,), "float32")},
@@ -624,8 +606,9 @@ def schema_of(kind: FieldKind, role: str | None = None) -> Any:
         return mr.Schema({**fields, **kind.fields})
     if role == "goals":
         fields["observation"] = {
-            "observation": mr.Field((2,), "float32"), **goals(nested(kind.fields)),
-        }  # fmt: skip
+            "observation": mr.Field((2,), "float32"),
+            **goals(nested(kind.fields)),
+        }
         return mr.Schema(fields)
     fields.pop(role, None)
     return mr.Schema({**fields, **kind.fields}, roles={role: "x"})
@@ -647,9 +630,7 @@ def steps_of(schema: Any, kind: FieldKind, count: int) -> dict[str, Any]:
     for role in ("terminated", "truncated"):
         shape = tuple(schema.fields[role].shape)
         ended = (every % 6 == 5) & (role == "terminated")
-        steps[role] = np.broadcast_to(
-            ended.reshape(-1, *[1] * len(shape)), (count, *shape)
-        ).copy()
+        steps[role] = np.broadcast_to(ended.reshape(-1, *[1] * len(shape)), (count, *shape)).copy()
     if "observation/observation" not in steps:
         return nested({**steps, **kind.values(count)})
     result = nested(steps)
@@ -697,10 +678,7 @@ TRANSFORMS: dict[str, tuple[str | None, Callable[[FieldKind], Any]]] = {
     "FrameStack, axis": (None, lambda _: mr.FrameStack(2, "x", axis=-1)),
     "ActionHistory": ("action", lambda _: mr.ActionHistory(2)),
     "HER": ("goals", lambda _: mr.HER("future", 0.5, unreached)),
-    "DiscountedReturn": (
-        "reward",
-        lambda _: mr.DiscountedReturn(0.9, time_limit="none"),
-    ),
+    "DiscountedReturn": ("reward", lambda _: mr.DiscountedReturn(0.9, time_limit="none")),
     "GAE": (None, lambda _: mr.GAE(0.9, 0.9, value="x")),
     "LambdaReturn": (None, lambda _: mr.LambdaReturn(0.9, 0.9, value="x")),
     "Cast": (None, lambda _: mr.Cast("float32", "x")),
@@ -722,11 +700,16 @@ def transform_cell(name: str, kind: FieldKind) -> str:
             schema = schema_of(kind, role)
             return b.stack.enter_context(
                 mr.ReplayBuffer.create(
-                    None, schema, 64, engine="memory", transforms=[make(kind)],
-                    sampler=mr.UniformSampler(0), autoreset="disabled",
+                    None,
+                    schema,
+                    64,
+                    engine="memory",
+                    transforms=[make(kind)],
+                    sampler=mr.UniformSampler(0),
+                    autoreset="disabled",
                     **heap_of(schema),
                 )
-            )  # fmt: skip
+            )
 
         def then(buffer: Any) -> None:
             buffer.extend(steps_of(buffer.schema, kind, STEPS))
@@ -793,9 +776,7 @@ def use_add(b: Bench, kind: FieldKind) -> Any:
 
     def first() -> Any:
         return b.stack.enter_context(
-            mr.ReplayBuffer.create(
-                path, schema, 64, autoreset="disabled", **heap_of(schema)
-            )
+            mr.ReplayBuffer.create(path, schema, 64, autoreset="disabled", **heap_of(schema))
         )
 
     def then(buffer: Any) -> None:
@@ -822,12 +803,7 @@ def use_extend(engine: str) -> Any:
         def first() -> Any:
             return b.stack.enter_context(
                 mr.ReplayBuffer.create(
-                    path,
-                    schema,
-                    64,
-                    engine=engine,
-                    autoreset="disabled",
-                    **heap_of(schema),
+                    path, schema, 64, engine=engine, autoreset="disabled", **heap_of(schema)
                 )
             )
 
@@ -845,9 +821,7 @@ def writing(change: Callable[[Any, Bench, FieldKind], Any]) -> Any:
     """Change an open ring; it holds what it held."""
 
     def do(b: Bench, kind: FieldKind) -> Any:
-        buffer = b.stack.enter_context(
-            mr.ReplayBuffer.open(field_ring(b, kind), mode="r+")
-        )
+        buffer = b.stack.enter_context(mr.ReplayBuffer.open(field_ring(b, kind), mode="r+"))
         return (
             lambda: change(buffer, b, kind),
             lambda result: as_written(buffer if result is None else result, kind),
@@ -977,9 +951,7 @@ FIELD_USES: dict[str, Any] = {
     "windows and episodes": reading(windowed, draw_each),
     "concat": reading(joined, lambda both, kind: sampled(both)),
     "ReplayLoader": reading(loaded, lambda batches, kind: first_batches(batches)),
-    "ReplayDataset, collate": reading(
-        collated, lambda batches, kind: first_batches(batches)
-    ),
+    "ReplayDataset, collate": reading(collated, lambda batches, kind: first_batches(batches)),
     "field_moments": reading(
         lambda path, b, kind: mr.field_moments(opened(b, path), list(kind.fields))
     ),
@@ -992,12 +964,8 @@ FIELD_USES: dict[str, Any] = {
         lambda buffer, kind: buffer.sample(1),
     ),
     "verify": reading(lambda path, b, kind: mr.verify_buffer(path)),
-    "mmreplay info, JSON": reading(
-        lambda path, b, kind: json.loads(said("info", path, "--json"))
-    ),
-    "mmreplay head, JSON": reading(
-        lambda path, b, kind: json.loads(said("head", path, "--json"))
-    ),
+    "mmreplay info, JSON": reading(lambda path, b, kind: json.loads(said("info", path, "--json"))),
+    "mmreplay head, JSON": reading(lambda path, b, kind: json.loads(said("head", path, "--json"))),
     "mmreplay stats, JSON": reading(
         lambda path, b, kind: json.loads(said("stats", path, "--json"))
     ),
@@ -1042,15 +1010,11 @@ def shown_table(cells: Cells, corner: str) -> str:
     # Uses that are refused alike share a column.
     alike: dict[tuple[str, ...], list[str]] = {}
     for column in next(iter(cells.values())):
-        alike.setdefault(tuple(row[column] for row in marks.values()), []).append(
-            column
-        )
+        alike.setdefault(tuple(row[column] for row in marks.values()), []).append(column)
     works = ("✓",) * len(cells)
     always = alike.pop(works, [])
     lines = [
-        f"| {corner} | "
-        + " | ".join("; ".join(each) for each in alike.values())
-        + " |",
+        f"| {corner} | " + " | ".join("; ".join(each) for each in alike.values()) + " |",
         "|---|" + ":-:|" * len(alike),
     ]
     for name, row in marks.items():
@@ -1066,9 +1030,8 @@ def general(cell: str, row: str) -> str:
     text = cell.removeprefix("refused: ")
     text = re.sub(r"\bgot .*?(?=[.:;] |, and |\.$)", "got …", text, count=1)
     text = re.sub(
-        r"\b(of the|of a|has a|which the|draw from) (\w+Sampler|UseCounter|Own)\b",
-        r"\1 …", text,
-    )  # fmt: skip
+        r"\b(of the|of a|has a|which the|draw from) (\w+Sampler|UseCounter|Own)\b", r"\1 …", text
+    )
     text = re.sub(r"^(Replay|Concat)Stream", "a stream", text)
     text = re.sub(r"'x(/\w)?'", "'x'", text)
     if row in TRANSFORMS:
@@ -1076,10 +1039,7 @@ def general(cell: str, row: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {
-    "samplers": ("samplers.md", "sampler"),
-    "transforms": ("transforms.md", "transform"),
-}
+PAGES = {"samplers": ("samplers.md", "sampler"), "transforms": ("transforms.md", "transform")}
 
 
 def with_table(text: str, name: str, table: str) -> str:

@@ -27,9 +27,7 @@ def faulty(monkeypatch):
 
 def failing():
     return next(
-        case
-        for case in draw_cases(200, 3)
-        if case.num_envs == 3 and case.autoreset == "next_step"
+        case for case in draw_cases(200, 3) if case.num_envs == 3 and case.autoreset == "next_step"
     )
 
 

@@ -104,8 +104,7 @@ def test_a_bare_exception_is_seen(error):
 
 
 @pytest.mark.parametrize(
-    "message",
-    ["no", "it must be one, got two", "It must be one.", "One. Two. Three. Four."],
+    "message", ["no", "it must be one, got two", "It must be one.", "One. Two. Three. Four."]
 )
 def test_a_message_of_another_form_is_seen(message):
     cell = table.cell(lambda b: (raises(EmptyError(message)), raises(GOOD)))
@@ -136,9 +135,7 @@ def test_a_refusal_at_the_second_batch_is_a_late_one(use, monkeypatch):
 
 def test_a_refusal_of_a_load_after_its_export_is_a_late_one(monkeypatch):
     monkeypatch.setattr(mr, "load", raises(GOOD))
-    text = table.cell(
-        partial(table.FIELD_USES["npz and back"], kind=table.KINDS["text"])
-    )
+    text = table.cell(partial(table.FIELD_USES["npz and back"], kind=table.KINDS["text"]))
     assert text == f"broken: late SchemaError: {GOOD}"
 
 
@@ -148,9 +145,7 @@ def test_a_refused_export_that_left_a_file_is_seen(monkeypatch):
         raise GOOD
 
     monkeypatch.setattr(mr, "export", left)
-    text = table.cell(
-        partial(table.FIELD_USES["csv and back"], kind=table.KINDS["text"])
-    )
+    text = table.cell(partial(table.FIELD_USES["csv and back"], kind=table.KINDS["text"]))
     assert text == f"broken: the refusal changed something: {GOOD}"
 
 

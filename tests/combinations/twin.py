@@ -70,9 +70,8 @@ class Twin:
     """
 
     def __init__(
-        self, capacity, num_envs, *, next_step, observations, next_observation, agents,
-        varying=(),
-    ):  # fmt: skip
+        self, capacity, num_envs, *, next_step, observations, next_observation, agents, varying=()
+    ):
         self.capacity = capacity
         self.next_step = next_step
         self.observations = observations
@@ -381,9 +380,7 @@ class Twin:
         """The same of the observation after the n-step transition's last step."""
         last = self.last_of(index, n)
         steps = self.episode_of(index)
-        frames = [
-            self.row(each).values[path] for each in steps[: steps.index(last) + 1]
-        ]
+        frames = [self.row(each).values[path] for each in steps[: steps.index(last) + 1]]
         known = self.after(last) is not None or self.next_observation == "stored"
         if known:
             frames.append(self.next_of(last)[path])
@@ -419,8 +416,7 @@ class Twin:
                 found.update(steps)
         return sorted(found)
 
-    def windows(self, length, boundary, *, burn_in=0, stride=1, bootstrap=0,
-                without_next=False):  # fmt: skip
+    def windows(self, length, boundary, *, burn_in=0, stride=1, bootstrap=0, without_next=False):
         """Places, mask and `is_first` of every window, by the step drawn."""
         every = self.window_steps(without_next=without_next)
         legal, found = set(self.legal(without_next=without_next)), {}

@@ -86,9 +86,7 @@ class SamplerContract:
 
     @pytest.mark.parametrize("rows", [[""], ["-"], ["x", "xx-", ""]])
     def test_nothing_to_draw_is_an_error_that_says_so(self, rows):
-        with pytest.raises(
-            EmptyError, match=r"(is a legal start|begins one).*Add steps first"
-        ):
+        with pytest.raises(EmptyError, match=r"(is a legal start|begins one).*Add steps first"):
             self.make().draw(ListedView(rows), 4)
 
     def test_a_draw_is_a_function_of_the_step_and_not_of_what_went_before(self):

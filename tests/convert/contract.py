@@ -82,11 +82,18 @@ class FormatContract:
         """Check one rule of the contract."""
         name = target_format(tmp_path / f"file{self.suffix}")
         check_format(
-            name, tmp_path, rules=[rule], suffix=self.suffix, dtypes=self.dtypes,
-            options=self.options, stored_as=self.stored_as,
-            large_nbytes=self.large_nbytes, large_shape=self.large_shape,
-            memory_nbytes=self.memory_nbytes, **options,
-        )  # fmt: skip
+            name,
+            tmp_path,
+            rules=[rule],
+            suffix=self.suffix,
+            dtypes=self.dtypes,
+            options=self.options,
+            stored_as=self.stored_as,
+            large_nbytes=self.large_nbytes,
+            large_shape=self.large_shape,
+            memory_nbytes=self.memory_nbytes,
+            **options,
+        )
 
     @pytest.fixture
     def source(self, tmp_path):
@@ -110,11 +117,7 @@ class FormatContract:
 
     def test_progress_is_reported_in_rows(self, source, tmp_path):
         calls = []
-        mr.export(
-            source,
-            tmp_path / f"x{self.suffix}",
-            progress=lambda *a: calls.append(a),
-        )
+        mr.export(source, tmp_path / f"x{self.suffix}", progress=lambda *a: calls.append(a))
         total = int(source.span.lengths.sum())
         assert calls[-1] == (total, total)
         assert calls == sorted(calls)
@@ -128,9 +131,7 @@ class FormatContract:
             mr.load(file, tmp_path / "target", overwrite=True)
 
     @pytest.mark.crash
-    def test_a_killed_load_leaves_no_target_and_can_be_started_again(
-        self, source, file, tmp_path
-    ):
+    def test_a_killed_load_leaves_no_target_and_can_be_started_again(self, source, file, tmp_path):
         target = tmp_path / "new"
         died = subprocess.run([sys.executable, "-c", KILL, file, target], timeout=60)
         assert died.returncode == -signal.SIGKILL

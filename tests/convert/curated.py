@@ -70,12 +70,15 @@ def rows_of(path):
                 "flags": int(flags[n]),
                 "observation": tuple(rows["observation"][n].tolist()),
                 "step": (
-                    int(rows["action"][n]), float(rows["reward"][n]),
-                    bool(rows["terminated"][n]), bool(rows["truncated"][n]), texts[n],
+                    int(rows["action"][n]),
+                    float(rows["reward"][n]),
+                    bool(rows["terminated"][n]),
+                    bool(rows["truncated"][n]),
+                    texts[n],
                 ),
             }
             for n in range(len(flags))
-        ]  # fmt: skip
+        ]
 
 
 def conditions(seed, columns):
@@ -125,11 +128,7 @@ def expected(rows, retained):
         observation is None where it is unknown.
     """
     at = {(row["env"], row["position"]): row for row in rows}
-    there = {
-        (row["env"], row["position"])
-        for row, k in zip(rows, retained, strict=True)
-        if k
-    }
+    there = {(row["env"], row["position"]) for row, k in zip(rows, retained, strict=True) if k}
     found = {}
     for place in sorted(there):
         row = at[place]
@@ -147,10 +146,12 @@ def expected(rows, retained):
             follows &= not after["flags"] & START
         steps.append(
             (
-                row["observation"], row["step"], begins if steps else None,
+                row["observation"],
+                row["step"],
+                begins if steps else None,
                 after["observation"] if follows else None,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -185,9 +186,7 @@ def compare(got, want):
     assert got.keys() == want.keys()
     for env, steps in want.items():
         assert len(got[env]) == len(steps)
-        for mine, (observation, step, begins, after) in zip(
-            got[env], steps, strict=True
-        ):
+        for mine, (observation, step, begins, after) in zip(got[env], steps, strict=True):
             assert mine[:3] == (observation, step, begins)
             if step[2] and after is None:
                 # What follows a termination does not count.

@@ -28,11 +28,7 @@ shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
 def fields(dtypes):
     return st.builds(
-        mr.Field,
-        shapes,
-        st.sampled_from(dtypes),
-        mutable=st.booleans(),
-        exact=st.just(True),
+        mr.Field, shapes, st.sampled_from(dtypes), mutable=st.booleans(), exact=st.just(True)
     )
 
 

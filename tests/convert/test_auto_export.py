@@ -14,9 +14,13 @@ from mmreplay.errors import FailedError, FullError, SchemaError
 from tests.convert.test_kills import after, in_a_child
 
 SCHEMA = mr.Schema(
-    {"a": mr.Field((), "int64"), "b": mr.Field((3,), "float32"),
-     "terminated": mr.Field((), "bool"), "observation": mr.Field((2,), "float32")}
-)  # fmt: skip
+    {
+        "a": mr.Field((), "int64"),
+        "b": mr.Field((3,), "float32"),
+        "terminated": mr.Field((), "bool"),
+        "observation": mr.Field((2,), "float32"),
+    }
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +48,11 @@ def step(number, num_envs, lead=()):
     if not lead:
         numbers = numbers.reshape(num_envs)
     return {
-        "a": numbers, "b": np.stack([numbers] * 3, -1).astype(np.float32),
+        "a": numbers,
+        "b": np.stack([numbers] * 3, -1).astype(np.float32),
         "terminated": numbers // 10 % 7 == 6,
         "observation": np.stack([numbers] * 2, -1).astype(np.float32),
-    }  # fmt: skip
+    }
 
 
 def rows_of(folder):
@@ -80,9 +85,7 @@ def test_every_row_is_in_exactly_one_file(tmp_path, engine):
 
 @pytest.mark.parametrize("every", [None, 20])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_holds_for_blocks_and_environments_that_run_apart(
-    tmp_path, engine, seed, every
-):
+def test_it_holds_for_blocks_and_environments_that_run_apart(tmp_path, engine, seed, every):
     rng = np.random.default_rng(seed)
     want, done = set(), np.zeros(3, int)
     with (
@@ -97,9 +100,7 @@ def test_it_holds_for_blocks_and_environments_that_run_apart(
             before = buffer.heads
             buffer.extend(given, final_observation=final, env_ids=ids)
             for env in ids.tolist():
-                want |= {
-                    (env, p) for p in range(int(before[env]), int(buffer.heads[env]))
-                }
+                want |= {(env, p) for p in range(int(before[env]), int(buffer.heads[env]))}
             done[ids] += steps
         auto.flush()
     got = [row[:2] for row in rows_of(tmp_path / "files")]
@@ -132,10 +133,7 @@ def test_rows_are_held_until_their_file_is_there(tmp_path, monkeypatch):
         return whole(*args, **options)
 
     monkeypatch.setattr(auto_export, "transfer", slow)
-    with (
-        create(tmp_path, 64) as buffer,
-        mr.AutoExport(buffer, tmp_path / "files") as auto,
-    ):
+    with create(tmp_path, 64) as buffer, mr.AutoExport(buffer, tmp_path / "files") as auto:
         for number in range(64):
             buffer.add(step(number, 1))
         waiting = threading.Thread(target=buffer.add, args=(step(64, 1),))
@@ -178,10 +176,7 @@ def test_what_fails_is_raised_by_an_add_and_tried_again(tmp_path, monkeypatch):
     def full(*args, **options):
         raise FullError("no room for files")
 
-    with (
-        create(tmp_path, 64) as buffer,
-        mr.AutoExport(buffer, tmp_path / "files") as auto,
-    ):
+    with create(tmp_path, 64) as buffer, mr.AutoExport(buffer, tmp_path / "files") as auto:
         with monkeypatch.context() as patch:
             patch.setattr(auto_export, "transfer", full)
             failed = 0
@@ -201,10 +196,7 @@ def test_what_fails_is_raised_by_an_add_and_tried_again(tmp_path, monkeypatch):
 
 
 def test_rows_that_are_cleared_are_not_exported(tmp_path):
-    with (
-        create(tmp_path, 50) as buffer,
-        mr.AutoExport(buffer, tmp_path / "files") as auto,
-    ):
+    with create(tmp_path, 50) as buffer, mr.AutoExport(buffer, tmp_path / "files") as auto:
         for number in range(30):
             buffer.add(step(number, 1))
         buffer.clear()
@@ -231,10 +223,7 @@ def test_a_buffer_that_was_filled_before_is_exported_from_its_oldest_row(tmp_pat
 
 
 def test_a_ring_that_is_resized_stays_watched(tmp_path):
-    with (
-        create(tmp_path, 50) as buffer,
-        mr.AutoExport(buffer, tmp_path / "files") as auto,
-    ):
+    with create(tmp_path, 50) as buffer, mr.AutoExport(buffer, tmp_path / "files") as auto:
         for number in range(40):
             buffer.add(step(number, 1))
         buffer.resize(80)
@@ -250,14 +239,8 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
     [
         ({"format": "foo"}, "format must be one of buffer, csv, d4rl, minari, npz,"),
         ({"fields": ["x"]}, "fields or subtrees of a, b, terminated, observation, got"),
-        (
-            {"colour": 3, "format": "pt"},
-            "option 'colour' is unknown to 'pt' as a target, which",
-        ),
-        (
-            {"compression": "x"},
-            r"compression must be 'deflate' or None, got 'x'\. Leave it",
-        ),
+        ({"colour": 3, "format": "pt"}, "option 'colour' is unknown to 'pt' as a target, which"),
+        ({"compression": "x"}, r"compression must be 'deflate' or None, got 'x'\. Leave it"),
         ({"every": 0}, r"every must be an integer in \[1, 50\], got 0"),
         ({"every": 51}, r"every must be an integer in \[1, 50\], got 51"),
     ],
@@ -372,21 +355,18 @@ assert when == "before" or begun.wait(60)
 
 
 @pytest.mark.parametrize(
-    "wanted",
-    [["npz"], ["npz", "compression=deflate"], ["csv"], ["parquet"], ["buffer"]],
+    "wanted", [["npz"], ["npz", "compression=deflate"], ["csv"], ["parquet"], ["buffer"]]
 )
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_a_file_that_is_begun_is_ended_by_a_program_that_ends(tmp_path, when, wanted):
     ended = subprocess.run(
         [sys.executable, "-c", FORGOTTEN, tmp_path, when, *wanted],
-        timeout=120, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    (found,) = (
-        path
-        for path in (tmp_path / "files").iterdir()
-        if not path.name.endswith(".json")
+        timeout=120,
+        capture_output=True,
+        text=True,
     )
+    assert ended.returncode == 0, ended.stderr
+    (found,) = (path for path in (tmp_path / "files").iterdir() if not path.name.endswith(".json"))
     if wanted == ["buffer"]:
         with mr.ReplayBuffer.open(found) as buffer:
             assert buffer.gather_all()["a"].shape == (20,)
@@ -417,9 +397,8 @@ threading.Thread(target=play).start()
 
 def test_a_thread_that_outlives_the_program_exports_what_it_adds(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-c", LINGERING, tmp_path],
-        timeout=120, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", LINGERING, tmp_path], timeout=120, capture_output=True, text=True
+    )
     assert ended.stderr == ""
     expected = [(0, at, at * 10) for at in range(120)]
     assert rows_of(tmp_path / "files") == expected
@@ -434,9 +413,7 @@ def test_rows_whose_export_could_not_begin_are_exported_later(tmp_path, monkeypa
         buffer.extend(step(0, 1, (20,)))
         with monkeypatch.context() as scarce:
             scarce.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(
-                FailedError, match="cannot start a thread that converts"
-            ):
+            with pytest.raises(FailedError, match="cannot start a thread that converts"):
                 buffer.add(step(20, 1))
         for number in range(20, 45):
             buffer.add(step(number, 1))

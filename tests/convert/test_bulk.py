@@ -50,25 +50,18 @@ def test_a_ring_that_has_wrapped_comes_back(tmp_path, rng, layout, num_envs, cap
     source = filled(tmp_path / "source", rng, num_envs=num_envs, layout=layout)
     mr.export(source, tmp_path / "there.npz")
     mr.load(tmp_path / "there.npz", tmp_path / "back", capacity=capacity)
-    with (
-        mr.ReplayBuffer.open(source) as one,
-        mr.ReplayBuffer.open(tmp_path / "back") as other,
-    ):
+    with mr.ReplayBuffer.open(source) as one, mr.ReplayBuffer.open(tmp_path / "back") as other:
         if capacity is None:
             same_rows(one, other)
         for env_id in range(num_envs):
             positions = np.arange(5000 - (capacity or 3000), 5000)
             for path in one.schema.paths:
                 expected = one.get_field(path, env_id, positions)
-                assert np.array_equal(
-                    other.get_field(path, env_id, positions), expected
-                )
+                assert np.array_equal(other.get_field(path, env_id, positions), expected)
     assert not mr.verify_buffer(tmp_path / "back").findings
 
 
-def test_arrays_are_written_in_chunks_that_stay_in_the_page_cache(
-    tmp_path, rng, monkeypatch
-):
+def test_arrays_are_written_in_chunks_that_stay_in_the_page_cache(tmp_path, rng, monkeypatch):
     source, disk = filled(tmp_path / "source", rng), NotedWrites()
     monkeypatch.setattr(files, "disk", disk)
     mr.export(source, tmp_path / "there.npz")

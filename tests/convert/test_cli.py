@@ -38,10 +38,13 @@ def test_formats_can_be_named(cli, source, tmp_path):
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("a.npz", "csv"), ("a.bin", "npz"), ("a.pt", "npz"), ("a.parquet", "buffer"),
+        ("a.npz", "csv"),
+        ("a.bin", "npz"),
+        ("a.pt", "npz"),
+        ("a.parquet", "buffer"),
         ("a.npz.bak", "npz"),
     ],
-)  # fmt: skip
+)
 def test_a_suffix_of_another_format_is_reported(cli, source, tmp_path, name, written):
     told = (
         f"note: {name} does not end as {written} does: name the format with "
@@ -56,22 +59,16 @@ def test_a_suffix_of_another_format_is_reported(cli, source, tmp_path, name, wri
 
 
 @pytest.mark.parametrize(
-    ("name", "written"),
-    [("A.NPZ", "npz"), ("a.csv.gz", "csv"), ("a", "npz"), ("v1.2", "buffer")],
+    ("name", "written"), [("A.NPZ", "npz"), ("a.csv.gz", "csv"), ("a", "npz"), ("v1.2", "buffer")]
 )
-def test_a_suffix_that_fits_or_says_nothing_is_not_reported(
-    cli, source, tmp_path, name, written
-):
+def test_a_suffix_that_fits_or_says_nothing_is_not_reported(cli, source, tmp_path, name, written):
     out = cli(source, tmp_path / name, "--to", written, "--fields", "single/int8")[1]
     assert "48 rows" in out
     assert "does not end as" not in out
 
 
 def test_unknown_formats_get_the_name_that_is_near(cli, source, tmp_path):
-    assert (
-        "got 'npx'. Did you mean 'npz'?"
-        in cli(source, tmp_path / "a", "--to", "npx")[2]
-    )
+    assert "got 'npx'. Did you mean 'npz'?" in cli(source, tmp_path / "a", "--to", "npx")[2]
     told = cli(source, tmp_path / "a", "--from", "parket")[2]
     assert "got 'parket'. Did you mean 'parquet'?" in told
     assert "Did you mean '.npz'?" in cli(source, tmp_path / "a.npx")[2]
@@ -81,9 +78,7 @@ def test_unknown_formats_get_the_name_that_is_near(cli, source, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["found", "description", "path"])
-def test_options_with_names_of_our_own_arguments_are_refused_as_unknown(
-    source, tmp_path, name
-):
+def test_options_with_names_of_our_own_arguments_are_refused_as_unknown(source, tmp_path, name):
     told = f"option {name!r} is unknown to 'npz' as a"
     with pytest.raises(SchemaError, match=told):
         mr.export(source, tmp_path / "a.npz", **{name: 1})
@@ -97,9 +92,8 @@ def test_fields_environments_and_capacity_are_chosen(cli, source, tmp_path):
     for index, origin in enumerate((source, tmp_path / "all.npz")):
         target = tmp_path / f"part{index}"
         code, out, _ = cli(
-            origin, target, "--fields", "observation,single/int8", "--env", 1,
-            "--capacity", 5,
-        )  # fmt: skip
+            origin, target, "--fields", "observation,single/int8", "--env", 1, "--capacity", 5
+        )
         assert code == 0
         assert "note: the oldest 19 rows were left out" in out
         with mr.ReplayBuffer.open(target) as buffer:
@@ -135,10 +129,12 @@ def test_a_dry_run_refuses_what_a_run_would(cli, tmp_path, name, options, messag
     with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8) as buffer:
         buffer.add(
             {
-                "observation": np.zeros(2, np.float32), "reward": 0.0,
-                "action": np.zeros(2, np.float32), "terminated": True,
+                "observation": np.zeros(2, np.float32),
+                "reward": 0.0,
+                "action": np.zeros(2, np.float32),
+                "terminated": True,
             }
-        )  # fmt: skip
+        )
     for dry in ([], ["-n"]):
         code, _, err = cli(tmp_path / "b", tmp_path / name, *options, *dry)
         assert code == 3
@@ -227,11 +223,7 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
     [
         (["nothing", "b.npz"], 3, "does not exist"),
         (["source", "b.foo"], 3, r"writes no format of this name.*\.npz"),
-        (
-            ["source", "b", "--to", "foo"],
-            3,
-            "format must be one of buffer",
-        ),
+        (["source", "b", "--to", "foo"], 3, "format must be one of buffer"),
         (["source", "b.npz", "--fields", "x"], 3, "fields must be fields or subtrees"),
         (["source", "b.npz", "--env", "2"], 3, r"one or more integers in \[0, 2\)"),
         (["source", "b.npz", "-o", "x=1"], 3, "option 'x' is unknown to"),
@@ -241,11 +233,7 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
         (["source"], 2, "Missing argument"),
         (["source", "s3://b/a.npz"], 3, "DST must be .* the address 's3:.*a.npz'"),
         (["https://x.org/a.npz", "b"], 3, "SRC must be a path on .* 'https:/.*"),
-        (
-            ["source", "b.zip"],
-            3,
-            r"writes no format of this name.*\.pt, \.pth, \.sa",
-        ),
+        (["source", "b.zip"], 3, r"writes no format of this name.*\.pt, \.pth, \.sa"),
         (["source", "b.pt", "--compression", "zstd"], 3, "npz or .*, which take it"),
         (["source", "b.npz", "--codec", "zstd"], 3, "use buffer, which takes it"),
         (["source", "/"], 3, "DST must be .* got '/', the root of all"),
@@ -322,8 +310,7 @@ def test_a_column_without_a_name_is_said_to_have_none(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "described"),
-    [("False", False), ("false", False), ("True", True), ("true", True)],
+    ("text", "described"), [("False", False), ("false", False), ("True", True), ("true", True)]
 )
 def test_values_are_spelled_as_in_json_or_in_python(cli, tmp_path, text, described):
     with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8, 2, autoreset="disabled"):

@@ -88,9 +88,7 @@ def test_an_old_target_stays_as_it_was(tmp_path, source, monkeypatch, capsys):
     assert names(tmp_path) == ["a.npz", "source"]
 
 
-def test_a_target_that_was_finished_is_said_to_be(
-    tmp_path, source, monkeypatch, capsys
-):
+def test_a_target_that_was_finished_is_said_to_be(tmp_path, source, monkeypatch, capsys):
     target = tmp_path / "a.npz"
     with monkeypatch.context() as pressed:
         interrupt(pressed, before=False)
@@ -107,8 +105,10 @@ def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
     program = "import sys; from mmreplay.cli.run import run; sys.exit(run())"
     with subprocess.Popen(
         [sys.executable, "-c", program, "convert", "source", "a.csv"],
-        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         staged = tmp_path / "tmp-mmreplay-new-a.csv"
         while not staged.exists() or not staged.stat().st_size:
             assert process.poll() is None
@@ -121,9 +121,7 @@ def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
     assert names(tmp_path) == ["source"]
 
 
-def test_a_second_interrupt_reports_what_it_leaves(
-    tmp_path, source, monkeypatch, capsys
-):
+def test_a_second_interrupt_reports_what_it_leaves(tmp_path, source, monkeypatch, capsys):
     def pressed_again(self):
         self._unlock()  # as the end of the process would
         raise KeyboardInterrupt

@@ -121,26 +121,26 @@ def empty(path, fields):
     [
         ({"x": mr.Field((), "bfloat16")}, {}, "field 'x': csv cannot store"),
         (
-            {"i": mr.Field((84, 84), "uint8")}, {},
+            {"i": mr.Field((84, 84), "uint8")},
+            {},
             r"csv: rows must have at most 4096 columns, got 7059\. Leave",
         ),
         (
-            {"i": mr.Field((500, 500), "uint8")}, {"force": True},
+            {"i": mr.Field((500, 500), "uint8")},
+            {"force": True},
             r"have at most 200000 columns, got 250003\. Leave images out",
         ),
         (
-            {"a": mr.Field((1,), "int8"), "a.0": mr.Field((), "int8")}, {},
+            {"a": mr.Field((1,), "int8"), "a.0": mr.Field((), "int8")},
+            {},
             r"column 'a\.0' is the name of two columns\. Leave one of the",
         ),
         ({"x": mr.Field((), "int8")}, {"compression_level": 11}, "compression_level m"),
         ({"x": mr.Field((), "int8")}, {"compression_level": 3}, "which is not gzipped"),
     ],
-)  # fmt: skip
+)
 def test_what_text_cannot_hold_is_refused(tmp_path, fields, options, message):
-    with (
-        empty(tmp_path / "s", fields) as buffer,
-        pytest.raises(SchemaError, match=message),
-    ):
+    with empty(tmp_path / "s", fields) as buffer, pytest.raises(SchemaError, match=message):
         mr.export(buffer, tmp_path / "a.csv", **options)
     assert not [each for each in tmp_path.iterdir() if each.name != "s"]
 
@@ -170,10 +170,7 @@ def test_rows_that_differ_from_the_description_are_refused(source, tmp_path):
     reader = BufferReader(source)
     blocks = list(reader.blocks())
     for given, message in (
-        (
-            [*blocks, blocks[0]],
-            r"72 rows, but the source describes 48\. The source changed",
-        ),
+        ([*blocks, blocks[0]], r"72 rows, but the source describes 48\. The source changed"),
         (blocks[:1], r"got 24 rows, but the source describes 48\. The"),
     ):
         writer = ours.open_writer(tmp_path / "x.csv", reader.describe())
@@ -200,9 +197,7 @@ y"
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n  \n"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_plain_file_comes_in(tmp_path, ending, start, packed):
-    data = (
-        start + PLAIN.replace("\n", ending).replace("1,inf", f"{ending}1,inf").encode()
-    )
+    data = start + PLAIN.replace("\n", ending).replace("1,inf", f"{ending}1,inf").encode()
     path = tmp_path / ("a.csv.gz" if packed else "a.csv")
     path.write_bytes(gzip.compress(data) if packed else data)
     report = load(path, strict=True)
@@ -228,9 +223,7 @@ def test_a_plain_file_comes_in(tmp_path, ending, start, packed):
 def test_ends_may_be_words_or_digits(tmp_path, words):
     yes, no = words
     path = tmp_path / "a.csv"
-    path.write_text(
-        f"x,terminated,truncated\n1,{no},{yes}\n2,{yes},{no}\n3,{no},{no}\n"
-    )
+    path.write_text(f"x,terminated,truncated\n1,{no},{yes}\n2,{yes},{no}\n3,{no},{no}\n")
     assert load(path, strict=True).episodes == 3
 
 
@@ -317,9 +310,7 @@ def test_integers_that_float64_cannot_hold_are_a_doubt(tmp_path, cells, rounded)
 def test_integers_among_floats_of_one_vector_are_a_doubt(tmp_path):
     text = "x.0,x.1,terminated\n1,2.5,0\n9007199254740993,1,1\n"
     (tmp_path / "a.csv").write_text(text)
-    assert (
-        "'x.0' has integers that float64 cannot" in load(tmp_path / "a.csv").doubts[0]
-    )
+    assert "'x.0' has integers that float64 cannot" in load(tmp_path / "a.csv").doubts[0]
 
 
 def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
@@ -335,9 +326,7 @@ def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
 def test_an_empty_cell_among_bools_is_refused_with_its_line(tmp_path, word, name):
     path = tmp_path / "a.csv"
     path.write_text(f"x,{name}\n1,{word}\n2,\n3,{word}\n")
-    with pytest.raises(
-        FormatError, match=rf"line 3, column '{name}' must be .* got ''"
-    ):
+    with pytest.raises(FormatError, match=rf"line 3, column '{name}' must be .* got ''"):
         load(path)
     assert not (tmp_path / "target").exists()
 
@@ -364,16 +353,14 @@ def test_words_behind_empty_cells_are_no_damaged_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "cells",
-    [["1", "", "0"], ["0.5", "", "0"], ["nan", "1", "0"], ["", "", ""]],
+    "cells", [["1", "", "0"], ["0.5", "", "0"], ["nan", "1", "0"], ["", "", ""]]
 )
 def test_an_end_without_a_value_is_refused(tmp_path, cells):
     path = tmp_path / "a.csv"
     path.write_text("\n".join(["x,dones", *(f"1,{cell}" for cell in cells), ""]))
     row = 1 if cells[1] == "" != cells[0] else 0
     with pytest.raises(
-        SourceError,
-        match=f"column 'dones' .* must be 0 or 1 in every row, got .* in row {row}",
+        SourceError, match=f"column 'dones' .* must be 0 or 1 in every row, got .* in row {row}"
     ):
         load(path)
 
@@ -514,7 +501,6 @@ def test_the_sidecar_may_be_passed_over(source, tmp_path):
     report = load(tmp_path / "a.csv", sidecar=False)
     assert "a buffer whose description is lost" in " ".join(report.notes)
     with pytest.raises(
-        SchemaError,
-        match=r"whose sidecar has the dtypes, got \{'terminated': 'bool'\}\.",
+        SchemaError, match=r"whose sidecar has the dtypes, got \{'terminated': 'bool'\}\."
     ):
         mr.load(tmp_path / "a.csv", tmp_path / "b", dtypes={"terminated": "bool"})

@@ -15,12 +15,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert import base, csv, csv_text
 from mmreplay.disk import files
-from mmreplay.errors import (
-    CorruptError,
-    FailedError,
-    FormatError,
-    SchemaError,
-)
+from mmreplay.errors import CorruptError, FailedError, FormatError, SchemaError
 from tests.convert.contract import error_of, peak
 
 SCHEMA = mr.Schema({"x": mr.Field((2,), "int32"), "r": mr.Field((), "float32")})
@@ -65,14 +60,17 @@ mr.export(sys.argv[1], sys.argv[2], overwrite=True)
 @pytest.mark.parametrize(
     ("before", "renames"),
     [
-        ("nothing", 1), ("a table", 1), ("a pair", 1), ("a pair", 2),
+        ("nothing", 1),
+        ("a table", 1),
+        ("a pair", 1),
+        ("a pair", 2),
         *(
             pytest.param(before, renames, marks=pytest.mark.slow)
             for before in ("nothing", "a table", "a pair")
             for renames in (0, 2, 3)
         ),
     ],
-)  # fmt: skip
+)
 def test_a_kill_never_leaves_a_pair_that_disagrees(tmp_path, before, renames):
     path = tmp_path / "a.csv"
     make(tmp_path / "new", 20).close()
@@ -124,10 +122,7 @@ def test_a_run_that_fails_puts_the_sidecar_back(tmp_path, file, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda d: d + b"\n",
-            r"has 152 bytes, but a\.csv\.mmreplay\.json says 151\. The file",
-        ),
+        (lambda d: d + b"\n", r"has 152 bytes, but a\.csv\.mmreplay\.json says 151\. The file"),
         (
             lambda d: d.replace(b"17", b"18"),
             r"has checksum da49f413, but a\.csv\.mmreplay\.json says",
@@ -170,12 +165,14 @@ def test_sidecars_that_say_nothing_are_refused(file):
         ({**good, "before": "{}", "csv": {**good["csv"], "nbytes": 9}}, "does not say"),
         ({**good, "user": {"mine": 1}}, "the description must have checksum .*, got"),
         (
-            {**good, "csv": {**good["csv"], "nbytes": 9}, "before": json.dumps(
-                {**good, "csv": {**good["csv"], "nbytes": 8}}
-            )},
+            {
+                **good,
+                "csv": {**good["csv"], "nbytes": 9},
+                "before": json.dumps({**good, "csv": {**good["csv"], "nbytes": 8}}),
+            },
             "says those of one of its two entries",
         ),
-    ):  # fmt: skip
+    ):
         path.write_text(json.dumps(changed))
         with pytest.raises(FormatError, match=message):
             load(file)
@@ -195,8 +192,7 @@ def test_a_file_without_its_sidecar_or_its_checksums_is_reported(file):
     ):
         path.write_text(json.dumps(told))
         with pytest.raises(
-            FormatError,
-            match=r"does not say to which csv file it belongs\. Move it away",
+            FormatError, match=r"does not say to which csv file it belongs\. Move it away"
         ):
             load(file)
     path.unlink()
@@ -261,7 +257,7 @@ def table(tmp_path, data):
             "line 300004, column 'a' must be a number like the rows before, got 'x'",
         ),
     ],
-)  # fmt: skip
+)
 def test_hostile_tables_are_refused(tmp_path, data, message):
     path = table(tmp_path, data)
     with pytest.raises(FormatError, match=message) as caught:
@@ -273,11 +269,7 @@ def test_hostile_tables_are_refused(tmp_path, data, message):
 @pytest.mark.parametrize(
     ("dtypes", "error", "message"),
     [
-        (
-            {"b": "int8"},
-            FormatError,
-            r"line 2, column 'b' must be an integer in .*, got '200'",
-        ),
+        ({"b": "int8"}, FormatError, r"line 2, column 'b' must be an integer in .*, got '200'"),
         ({"c": "int8"}, SchemaError, r"\(a, b\), got 'c'\. Check the spelling\."),
         ({"aa": "int8"}, SchemaError, r"got 'aa'\. Did you mean 'a'\?"),
         (
@@ -285,11 +277,7 @@ def test_hostile_tables_are_refused(tmp_path, data, message):
             SchemaError,
             r"uint32, uint64, float32, float64, got bfloat16 for 'a'\.",
         ),
-        (
-            {"a": "bool"},
-            FormatError,
-            "line 2, column 'a' must be true or false, got '7'",
-        ),
+        ({"a": "bool"}, FormatError, "line 2, column 'a' must be true or false, got '7'"),
     ],
 )
 def test_dtypes_that_do_not_fit_are_refused(tmp_path, dtypes, error, message):
@@ -359,9 +347,7 @@ def test_damaged_gzip_is_an_error(tmp_path, data, message):
 
 def test_members_of_gzip_follow_each_other(tmp_path):
     path = tmp_path / "a.csv.gz"
-    path.write_bytes(
-        gzip.compress(b"a\n1\n", mtime=0) + gzip.compress(b"2\n3\n", mtime=0)
-    )
+    path.write_bytes(gzip.compress(b"a\n1\n", mtime=0) + gzip.compress(b"2\n3\n", mtime=0))
     assert load(path).rows == 3
     assert zlib.crc32(b"") == 0
 
@@ -369,9 +355,7 @@ def test_members_of_gzip_follow_each_other(tmp_path):
 def test_what_arrow_finds_and_we_do_not_is_still_an_error(file, monkeypatch):
     monkeypatch.setattr(csv_text, "explain", lambda *_: None)
     file.write_bytes(file.read_bytes().replace(b"\n0,3,0,6,", b"\n0,3,0,x,"))
-    with pytest.raises(
-        CorruptError, match=r"cannot be read after 0 rows .In CSV column"
-    ):
+    with pytest.raises(CorruptError, match=r"cannot be read after 0 rows .In CSV column"):
         load(file)
 
 

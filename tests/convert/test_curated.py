@@ -92,18 +92,13 @@ def chosen(ring, numbers, ending):
 @pytest.mark.parametrize("ending", FORMATS)
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 @pytest.mark.parametrize("seed", range(6))
-def test_what_a_filter_keeps_comes_back_as_a_twin_says(
-    tmp_path, seed, autoreset, ending
-):
+def test_what_a_filter_keeps_comes_back_as_a_twin_says(tmp_path, seed, autoreset, ending):
     ring = record(tmp_path / "ring", autoreset, seed)
     rows, table = rows_of(ring), table_of(ring)
     compare(loaded(ring), expected(rows, [True] * len(rows)))  # the twin is right
     how, tests = conditions(seed, table.column_names)
     columns = {name: table[name].to_pylist() for name, _, _ in tests}
-    kept = [
-        how(holds(columns[name][n], *test) for name, *test in tests)
-        for n in range(len(rows))
-    ]
+    kept = [how(holds(columns[name][n], *test) for name, *test in tests) for n in range(len(rows))]
     if not any(kept):
         kept[len(kept) // 2] = True
     path = chosen(ring, np.flatnonzero(kept), ending)
@@ -137,10 +132,12 @@ def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending
     steps = [n for n, row in enumerate(rows) if not row["flags"] & FINAL]
     # A row behind an end that is no final row is of another mode than "next_step".
     said = [
-        n for n, (one, other) in enumerate(pairs)
-        if one["env"] == other["env"] and one["flags"] & (TERMINATED | TRUNCATED)
+        n
+        for n, (one, other) in enumerate(pairs)
+        if one["env"] == other["env"]
+        and one["flags"] & (TERMINATED | TRUNCATED)
         and not other["flags"] & (FINAL | BREAK)
-    ]  # fmt: skip
+    ]
     assert bool(said) == (own != "next_step")
     unsaid = [n for n in range(len(rows)) if n not in {at + 1 for at in said}]
     for number, (kept, sure) in enumerate(
@@ -162,17 +159,17 @@ def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending
 
 @pytest.mark.parametrize("ending", FORMATS)
 @pytest.mark.parametrize("autoreset", AUTORESETS)
-def test_a_given_autoreset_answers_what_rows_do_not_say(
-    ring, tmp_path, ending, autoreset
-):
+def test_a_given_autoreset_answers_what_rows_do_not_say(ring, tmp_path, ending, autoreset):
     """Rows without the first step after each end: all but the mode comes back."""
     rows = rows_of(ring)
     pairs = list(pairwise(rows))
     said = {
-        n + 1 for n, (one, other) in enumerate(pairs)
-        if one["env"] == other["env"] and one["flags"] & (TERMINATED | TRUNCATED)
+        n + 1
+        for n, (one, other) in enumerate(pairs)
+        if one["env"] == other["env"]
+        and one["flags"] & (TERMINATED | TRUNCATED)
         and not other["flags"] & (FINAL | BREAK)
-    }  # fmt: skip
+    }
     kept = [n not in said for n in range(len(rows))]
     path = chosen(ring, np.flatnonzero(kept), ending)
     more = options(path) | {"strict": True, "autoreset": autoreset}
@@ -195,9 +192,7 @@ def test_a_given_autoreset_answers_what_rows_do_not_say(
 
 
 @pytest.mark.parametrize("ending", FORMATS)
-def test_an_autoreset_that_rows_contradict_or_need_not_is_refused(
-    ring, tmp_path, ending
-):
+def test_an_autoreset_that_rows_contradict_or_need_not_is_refused(ring, tmp_path, ending):
     with mr.ReplayBuffer.open(ring) as buffer:
         own = buffer.autoreset
     rows = rows_of(ring)
@@ -305,9 +300,7 @@ def test_positions_without_flags_are_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize("name", POSITION_COLUMNS)
-def test_a_row_without_its_position_is_named_with_ways_out_that_work(
-    ring, tmp_path, name
-):
+def test_a_row_without_its_position_is_named_with_ways_out_that_work(ring, tmp_path, name):
     table, path = table_of(ring), tmp_path / "some.parquet"
     row = 11
     some = pa.array([n != row for n in range(len(table))])
@@ -330,9 +323,7 @@ def test_labels_of_rows_that_pandas_adds_are_no_field(ring, tmp_path):
     rows, table = rows_of(ring), table_of(ring)
     kept = [n % 4 > 0 for n in range(len(rows))]
     labels, path = "__index_level_0__", tmp_path / "some.parquet"
-    table = table.append_column(labels, pa.array(range(len(rows)))).filter(
-        pa.array(kept)
-    )
+    table = table.append_column(labels, pa.array(range(len(rows)))).filter(pa.array(kept))
     about = {"pandas": f'{{"index_columns": ["{labels}"]}}'}
     pq.write_table(table.replace_schema_metadata(about), path)
     report = mr.load(path, tmp_path / "again")
@@ -360,9 +351,7 @@ def test_episodes_and_steps_alone_are_a_foreign_file(ring, tmp_path):
         (pa.timestamp("us"), r"timestamp\[us\]"),
     ],
 )
-def test_positions_that_are_no_integers_are_refused(
-    ring, tmp_path, columns, dtype, kind
-):
+def test_positions_that_are_no_integers_are_refused(ring, tmp_path, columns, dtype, kind):
     table = table_of(ring)
     for name in columns:
         number = table.schema.get_field_index(name)
@@ -370,19 +359,14 @@ def test_positions_that_are_no_integers_are_refused(
         table = table.set_column(number, name, cast)
     pq.write_table(table, tmp_path / "some.parquet")
     with pytest.raises(
-        SourceError,
-        match=rf"{columns[0]} is {kind}\. Store the three as integers in each row\.",
+        SourceError, match=rf"{columns[0]} is {kind}\. Store the three as integers in each row\."
     ):
         mr.load(tmp_path / "some.parquet", tmp_path / "again")
 
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
-    [
-        ("U20", "<U20"),
-        ("complex64", "complex64"),
-        ("float32", r"float32 of shape \[.*\]"),
-    ],
+    [("U20", "<U20"), ("complex64", "complex64"), ("float32", r"float32 of shape \[.*\]")],
 )
 def test_position_arrays_that_are_no_integers_are_refused(ring, tmp_path, dtype, kind):
     with np.load(chosen(ring, np.arange(4), "npz")) as arrays:
@@ -406,9 +390,11 @@ def test_position_arrays_that_are_no_integers_are_refused(ring, tmp_path, dtype,
 def test_position_tensors_that_are_no_integers_are_refused(ring, tmp_path, cast, kind):
     with np.load(chosen(ring, np.arange(4), "npz")) as arrays:
         columns = {
-            name: cast(array.astype(np.int64)) if name in POSITION_COLUMNS
-            else torch.from_numpy(array) for name, array in arrays.items()
-        }  # fmt: skip
+            name: cast(array.astype(np.int64))
+            if name in POSITION_COLUMNS
+            else torch.from_numpy(array)
+            for name, array in arrays.items()
+        }
     torch.save(columns, tmp_path / "cast.pt")
     with pytest.raises(SourceError, match=f"is {kind}.* Store the three as integers"):
         mr.load(tmp_path / "cast.pt", tmp_path / "again")
@@ -457,9 +443,7 @@ def test_some_fields_of_a_curated_file_are_read_alone(ring, tmp_path):
         batch = buffer.gather_all()
     steps = [
         tuple(observation)
-        for observation, final in zip(
-            batch["observation"].tolist(), batch["final"], strict=True
-        )
+        for observation, final in zip(batch["observation"].tolist(), batch["final"], strict=True)
         if not final
     ]
     assert steps == [step[0] for env in sorted(want) for step in want[env]]
@@ -478,12 +462,8 @@ def test_rows_of_a_curated_file_are_selected_after_its_holes(ring, tmp_path):
 
 def test_a_step_that_its_next_row_truncates_stays_truncated_without_it(tmp_path):
     """Only the row after an interruption says so, and a filter may remove it."""
-    schema = mr.Schema(
-        {"observation": mr.Field((), "int64"), "truncated": mr.Field((), "bool")}
-    )
-    with mr.ReplayBuffer.create(
-        tmp_path / "ring", schema, 16, autoreset="disabled"
-    ) as buffer:
+    schema = mr.Schema({"observation": mr.Field((), "int64"), "truncated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 16, autoreset="disabled") as buffer:
         for number in range(8):
             if number == 4:
                 buffer.end_episodes()
@@ -517,9 +497,7 @@ def test_a_filtered_file_with_its_old_description_is_refused(ring, tmp_path):
 
 @pytest.mark.parametrize("empty", [0, 1, 2])
 def test_files_and_row_groups_without_rows_are_read(tmp_path, empty):
-    table = pa.table(
-        {"episode_index": [0, 0, 1], "obs": [[1.0, 2.0]] * 3, "word": ["a", "b", "c"]}
-    )
+    table = pa.table({"episode_index": [0, 0, 1], "obs": [[1.0, 2.0]] * 3, "word": ["a", "b", "c"]})
     tables = [table, table]
     tables.insert(empty, table.slice(0, 0))
     (tmp_path / "parts").mkdir()
@@ -537,10 +515,7 @@ def test_files_and_row_groups_without_rows_are_read(tmp_path, empty):
 
 def test_a_table_without_rows_is_no_damaged_file(tmp_path):
     table = pa.table(
-        {
-            "episode_index": pa.array([], pa.int64()),
-            "reward": pa.array([], pa.float64()),
-        }
+        {"episode_index": pa.array([], pa.int64()), "reward": pa.array([], pa.float64())}
     )
     pq.write_table(table, tmp_path / "a.parquet")
     with pq.ParquetWriter(tmp_path / "b.parquet", table.schema):

@@ -23,10 +23,7 @@ from tests.convert.curated import (
     rows_of,
 )
 
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.filterwarnings("ignore:.*end_episodes of environments"),
-]
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:.*end_episodes of environments")]
 FILTERS = int(os.environ.get("FILTERS", "200"))
 """Of each library and autoreset, one half in parquet and one half in csv."""
 
@@ -96,12 +93,9 @@ def with_duckdb(duckdb, source, target, how, tests):
 @pytest.mark.parametrize("ending", ["parquet", "csv"])
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 @pytest.mark.parametrize(
-    ("name", "write"),
-    [("polars", with_polars), ("pandas", with_pandas), ("duckdb", with_duckdb)],
+    ("name", "write"), [("polars", with_polars), ("pandas", with_pandas), ("duckdb", with_duckdb)]
 )
-def test_what_a_library_keeps_comes_back_as_a_twin_says(
-    tmp_path, name, write, autoreset, ending
-):
+def test_what_a_library_keeps_comes_back_as_a_twin_says(tmp_path, name, write, autoreset, ending):
     library = pytest.importorskip(name, reason=f"{name} is not installed")
     empty = holes = 0
     seeds = range(ending == "csv", FILTERS, 2)

@@ -41,9 +41,7 @@ def described(rng, schema, num_envs, layout, capacity):
 
 def blocks(rng, description, mixed):
     """Rows of a description, environments one after another or mixed."""
-    ids = np.repeat(
-        np.arange(description.num_envs), description.stop - description.first
-    )
+    ids = np.repeat(np.arange(description.num_envs), description.stop - description.first)
     if mixed:
         rng.shuffle(ids)
     at = description.first.copy()
@@ -101,9 +99,7 @@ def test_files_are_to_the_byte_those_of_the_store(
         disk = PastCache()
         found = made(tmp_path / f"a{seed}", given, seed, mixed, disk)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                buffer_writer, "open_direct_writer", direct_writer.StoreWriter
-            )
+            patch.setattr(buffer_writer, "open_direct_writer", direct_writer.StoreWriter)
             expected = made(tmp_path / f"b{seed}", given, seed, mixed)
         assert found.keys() == expected.keys()
         assert [name for name in found if found[name] != expected[name]] == []
@@ -127,9 +123,7 @@ def exported(folder, rng, count=200):
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
 @pytest.mark.parametrize("at_open", [True, False])
-def test_where_it_cannot_be_it_goes_through_the_cache(
-    tmp_path, small, rng, number, at_open
-):
+def test_where_it_cannot_be_it_goes_through_the_cache(tmp_path, small, rng, number, at_open):
     source = exported(tmp_path, rng)
     disk = PastCache(OSError(number, "no"), at_open=at_open)
     with using(disk):
@@ -167,9 +161,7 @@ def test_a_device_that_fails_at_the_sync_leaves_nothing(tmp_path, small, rng):
     assert sorted(each.name for each in tmp_path.iterdir()) == before
 
 
-def test_a_load_that_is_killed_past_the_cache_can_be_begun_again(
-    tmp_path, small, rng, monkeypatch
-):
+def test_a_load_that_is_killed_past_the_cache_can_be_begun_again(tmp_path, small, rng, monkeypatch):
     monkeypatch.setattr(Disk, "datasync", lambda self, fd: None)
     monkeypatch.setattr(Disk, "sync_folder", lambda self, fd: None)
     source, target = exported(tmp_path, rng, 60), tmp_path / "back"

@@ -64,10 +64,7 @@ def test_many_blocks_are_sealed_while_they_come(tmp_path, rng):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"engine": "memory"},
-            r"engine must be one of \['memmap', 'zarr'\], got 'memory'\.",
-        ),
+        ({"engine": "memory"}, r"engine must be one of \['memmap', 'zarr'\], got 'memory'\."),
         ({"codec": "zstd"}, "codec='zstd' needs engine='zarr', got engine='memmap'"),
         ({"engine": "zarr", "codec": "lzma"}, r"codec must be one of .* got 'lzma'"),
     ],
@@ -89,8 +86,5 @@ def test_the_command_takes_both(tmp_path, file, capsys):
         assert found.metadata.sharding.codec == "zstd"
     assert run(["convert", target, str(tmp_path / "again.pt")]) == 0
     mr.load(tmp_path / "again.pt", tmp_path / "back")
-    with (
-        mr.ReplayBuffer.open(target) as one,
-        mr.ReplayBuffer.open(tmp_path / "back") as other,
-    ):
+    with mr.ReplayBuffer.open(target) as one, mr.ReplayBuffer.open(tmp_path / "back") as other:
         same_rows(one, other)

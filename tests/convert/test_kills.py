@@ -42,9 +42,18 @@ ONE_WAY = {
     "minari": ("ours/b-v0", {"format": "minari"}),
 }
 CALLS = (
-    "open", "pwrite", "store", "truncate", "allocate", "datasync", "sync_folder",
-    "rename", "unlink", "mkdir", "rmdir",
-)  # fmt: skip
+    "open",
+    "pwrite",
+    "store",
+    "truncate",
+    "allocate",
+    "datasync",
+    "sync_folder",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+)
 
 
 class Deadly(files.Disk):
@@ -87,9 +96,7 @@ def source(tmp_path):
     """A closed buffer of 24 rows, and another one of the same fields."""
     for name, seed in (("source", 0), ("other", 1)):
         rng = np.random.default_rng(seed)
-        with mr.ReplayBuffer.create(
-            tmp_path / name, SCHEMA, 12, 2, autoreset="disabled"
-        ) as buffer:
+        with mr.ReplayBuffer.create(tmp_path / name, SCHEMA, 12, 2, autoreset="disabled") as buffer:
             buffer.extend(
                 observation=rng.random((17, 2, 3), np.float32),
                 action=rng.integers(0, 9, (17, 2), np.int32),

@@ -86,17 +86,13 @@ def test_minaris_episodes_end_where_the_stored_next_is_not_the_row_behind(
     tmp_path, rows, monkeypatch
 ):
     if rows:
-        monkeypatch.setattr(
-            "mmreplay.convert.buffer_reader.default_rows", lambda _: rows
-        )
+        monkeypatch.setattr("mmreplay.convert.buffer_reader.default_rows", lambda _: rows)
     with create(tmp_path / "b", FIELDS | ENDS | NEXT) as buffer:
         seen, after = [0, 1, 10, 5, 6], [1, 2, 11, 6, 7]
         record(buffer, seen, next_observation=after, **ends(count=5, terminated=[4]))
         options = {"format": "minari", "strict": True}
         report = mr.export(buffer, tmp_path / "a-v0", **options)
-    assert episodes(tmp_path / "a-v0") == [
-        ([0, 1, 2], True), ([10, 11], True), ([5, 6, 7], False),
-    ]  # fmt: skip
+    assert episodes(tmp_path / "a-v0") == [([0, 1, 2], True), ([10, 11], True), ([5, 6, 7], False)]
     assert "2 episodes were truncated where the stored next" in report.notes[0]
     assert not any("cut off" in note for note in report.notes)
     report = mr.load(tmp_path / "a-v0", tmp_path / "c", strict=True)
@@ -105,8 +101,7 @@ def test_minaris_episodes_end_where_the_stored_next_is_not_the_row_behind(
 
 @pytest.mark.parametrize("format", FOREIGN)
 @pytest.mark.parametrize(
-    ("truncated", "terminated", "doubted"),
-    [([2], [5], True), ([], [], True), ([], [2, 5], False)],
+    ("truncated", "terminated", "doubted"), [([2], [5], True), ([], [], True), ([], [2, 5], False)]
 )
 def test_what_followed_a_step_is_not_made_up_in_silence(
     tmp_path, format, truncated, terminated, doubted
@@ -180,9 +175,7 @@ def test_ends_without_a_role_are_recognized_by_their_name(
     tmp_path, monkeypatch, field, stored, rows
 ):
     if rows:
-        monkeypatch.setattr(
-            "mmreplay.convert.buffer_reader.default_rows", lambda _: rows
-        )
+        monkeypatch.setattr("mmreplay.convert.buffer_reader.default_rows", lambda _: rows)
     fields = FIELDS | {"dones": field} | (NEXT if stored else {})
     with create(tmp_path / "b", fields) as buffer:
         more = {"next_observation": np.arange(1, 9)} if stored else {}
@@ -204,23 +197,18 @@ def test_ends_without_a_role_are_recognized_by_their_name(
         assert file["next_observations"][2] == (3 if stored else 2)
     assert [last for _, last in episodes(tmp_path / "a-v0")] == [False, False, True]
     for target, report in reports.items():
-        assert any(
-            "values of field 'dones' were taken as ends" in note
-            for note in report.notes
-        ), target
+        assert any("values of field 'dones' were taken as ends" in note for note in report.notes), (
+            target
+        )
         mixed = any("'dones' may mix" in doubt for doubt in report.doubts)
         assert mixed == (target != "velora")
 
 
 @pytest.mark.parametrize("rows", [None, 1, 5])
 @pytest.mark.parametrize("stored", [False, True])
-def test_ends_by_name_are_written_as_those_of_a_role(
-    tmp_path, rng, monkeypatch, stored, rows
-):
+def test_ends_by_name_are_written_as_those_of_a_role(tmp_path, rng, monkeypatch, stored, rows):
     if rows:
-        monkeypatch.setattr(
-            "mmreplay.convert.buffer_reader.default_rows", lambda _: rows
-        )
+        monkeypatch.setattr("mmreplay.convert.buffer_reader.default_rows", lambda _: rows)
     steps = {
         "observation": rng.random((30, 3, 1), np.float32),
         "action": rng.random((30, 3, 1), np.float32),
@@ -234,9 +222,7 @@ def test_ends_by_name_are_written_as_those_of_a_role(
     for name, roles in (("told", {"terminated": "done"}), ("named", None)):
         # The ring has wrapped, so that its oldest episodes have no beginning.
         schema = mr.Schema.from_flat(fields, roles)
-        with mr.ReplayBuffer.create(
-            tmp_path / name, schema, 20, 3, autoreset="disabled"
-        ) as buffer:
+        with mr.ReplayBuffer.create(tmp_path / name, schema, 20, 3, autoreset="disabled") as buffer:
             buffer.extend(steps)
             for target in ("velora", "d4rl"):
                 file, options = TARGETS[target]
@@ -256,8 +242,7 @@ def test_an_end_by_name_without_a_value_is_refused(tmp_path, target):
     with create(tmp_path / "b", FIELDS | {"done": mr.Field((), "float32")}) as buffer:
         record(buffer, range(4), done=[0, 0, np.nan, 1])
         with pytest.raises(
-            SourceError,
-            match=r"field 'done' .* must be 0 or 1 in every row, got .* in row 2",
+            SourceError, match=r"field 'done' .* must be 0 or 1 in every row, got .* in row 2"
         ):
             mr.export(buffer, tmp_path / name, **options)
     assert not (tmp_path / name).exists()
@@ -276,9 +261,11 @@ def test_a_truncation_that_done_says_too_is_one(tmp_path):
 
 def test_skrls_csv_holds_what_is_stored_whatever_it_is_called(tmp_path):
     fields = {
-        "observation": mr.Field((2,), "float32"), "done": mr.Field((), "uint8"),
-        "truncated": mr.Field((), "bool"), "mmreplay_": mr.Field((), "int64"),
-    }  # fmt: skip
+        "observation": mr.Field((2,), "float32"),
+        "done": mr.Field((), "uint8"),
+        "truncated": mr.Field((), "bool"),
+        "mmreplay_": mr.Field((), "int64"),
+    }
     with create(tmp_path / "b", fields, 2) as buffer:
         number = np.arange(6)[:, None] + np.zeros((1, 2), int)
         buffer.extend(

@@ -95,9 +95,12 @@ def test_done_alone_is_a_doubt_and_an_error_where_strict(tmp_path):
 
 def test_missing_ends_and_odd_members_are_reported(tmp_path):
     path = plain(
-        tmp_path / "a.npz", obs=np.zeros((9, 2)), name=np.array("x"), gamma=np.array(9),
+        tmp_path / "a.npz",
+        obs=np.zeros((9, 2)),
+        name=np.array("x"),
+        gamma=np.array(9),
         z=np.zeros(9, complex),
-    )  # fmt: skip
+    )
     report = load(path)
     assert any("'z.npy' of complex128 cannot be a field" in d for d in report.doubts)
     assert any("all rows are one episode" in d for d in report.doubts)
@@ -125,15 +128,11 @@ LAYOUTS = {
     "C": lambda a: a,
     "Fortran": np.asfortranarray,
     "transposed": lambda a: np.ascontiguousarray(a.T).T,
-    "two axes swapped": lambda a: np.ascontiguousarray(a.swapaxes(0, -1)).swapaxes(
-        0, -1
-    ),
+    "two axes swapped": lambda a: np.ascontiguousarray(a.swapaxes(0, -1)).swapaxes(0, -1),
     "every second": lambda a: np.repeat(a, 2, 0)[::2],
     "backwards": lambda a: np.ascontiguousarray(a[::-1])[::-1],
     "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
-    "big-endian Fortran": lambda a: np.asfortranarray(
-        a.astype(a.dtype.newbyteorder(">"))
-    ),
+    "big-endian Fortran": lambda a: np.asfortranarray(a.astype(a.dtype.newbyteorder(">"))),
 }
 
 
@@ -149,11 +148,7 @@ def test_arrays_of_any_layout_are_read_as_numpy_reads_them(
         name: (100 * rng.random((57, *shape))).astype(dtypes.get(name, "float64"))
         for name, shape in shapes.items()
     }
-    path = plain(
-        tmp_path / "a.npz",
-        compressed,
-        **{n: LAYOUTS[layout](a) for n, a in held.items()},
-    )
+    path = plain(tmp_path / "a.npz", compressed, **{n: LAYOUTS[layout](a) for n, a in held.items()})
     mr.load(path, tmp_path / "target")
     with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
         rows = buffer.gather_all()
@@ -162,17 +157,13 @@ def test_arrays_of_any_layout_are_read_as_numpy_reads_them(
             {name: np.array(column) for name, column in block.columns.items()}
             for block in reader.blocks(5)
         ]
-        assert all(
-            (array == held[name]).all() for name, array in reader.arrays().items()
-        )
+        assert all((array == held[name]).all() for name, array in reader.arrays().items())
     for name, array in held.items():
         np.testing.assert_array_equal(rows[name], array)
         np.testing.assert_array_equal(np.concatenate([p[name] for p in parts]), array)
 
 
-def test_a_described_file_whose_arrays_were_saved_again_in_fortran_order(
-    source, tmp_path
-):
+def test_a_described_file_whose_arrays_were_saved_again_in_fortran_order(source, tmp_path):
     mr.export(source, tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as found:
         again = {name: np.asfortranarray(array) for name, array in found.items()}
@@ -243,14 +234,8 @@ def header(text):
     [
         (b"", "must be an npy array, got 0 bytes"),
         (b"x" * 40, "must begin with an npy header of version 1 to 3"),
-        (
-            b"\x93NUMPY\x01\x00\xff\xff" + bytes(80),
-            "header of at most 16384 bytes, got",
-        ),
-        (
-            b"\x93NUMPY\x01\x00\xff\x10" + bytes(80),
-            "must begin with a header of 4361 bytes",
-        ),
+        (b"\x93NUMPY\x01\x00\xff\xff" + bytes(80), "header of at most 16384 bytes, got"),
+        (b"\x93NUMPY\x01\x00\xff\x10" + bytes(80), "must begin with a header of 4361 bytes"),
         (header("{}"), "37 has an npy header that does not describe an array:"),
         (
             header("__import__('os').abort()"),
@@ -271,9 +256,7 @@ def header(text):
         ),
     ],
 )
-def test_lying_headers_are_refused_before_anything_is_allocated(
-    tmp_path, data, message
-):
+def test_lying_headers_are_refused_before_anything_is_allocated(tmp_path, data, message):
     path = member(tmp_path, data)
     with pytest.raises(FormatError, match=message) as caught:
         load(path)
@@ -344,7 +327,5 @@ def test_columns_that_contradict_the_flags_are_refused(source, tmp_path):
         arrays = dict(found)
     arrays["terminated"][np.argmin(arrays["_flags"])] = True
     np.savez(tmp_path / "b.npz", **arrays)
-    with pytest.raises(
-        SourceError, match=r"39 must be False as the flags say, got True"
-    ):
+    with pytest.raises(SourceError, match=r"39 must be False as the flags say, got True"):
         load(tmp_path / "b.npz")

@@ -98,9 +98,7 @@ def test_an_empty_buffer_comes_back_empty(source, tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 1, 30, 90])
-def test_a_full_disk_is_an_error_and_leaves_nothing(
-    source, tmp_path, monkeypatch, number
-):
+def test_a_full_disk_is_an_error_and_leaves_nothing(source, tmp_path, monkeypatch, number):
     with monkeypatch.context() as patch:
         patch.setattr(files, "disk", Faulty(number))
         with pytest.raises(FullError, match="No space left"):
@@ -133,17 +131,13 @@ def test_memory_does_not_grow_with_the_buffer(tmp_path):
     # Two blocks of 16 MiB, as in the contract of formats; 200 MiB of data in all.
     most = 3 * (16 << 20)
     options = {"compression": "deflate", "compression_level": 1}
-    assert peak(lambda: mr.export(tmp_path / "source", tmp_path / "a.npz", **options)
-                ) < most  # fmt: skip
+    assert peak(lambda: mr.export(tmp_path / "source", tmp_path / "a.npz", **options)) < most
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"compression": "lzma"},
-            r"compression must be 'deflate' or None, got 'lzma'\. Leave",
-        ),
+        ({"compression": "lzma"}, r"compression must be 'deflate' or None, got 'lzma'\. Leave"),
         (
             {"compression": "deflate", "compression_level": 0},
             r"compression_level must be an integer in \[1, 9\], got 0\.",
@@ -162,8 +156,7 @@ def test_other_packing_is_refused(source, tmp_path, options, message):
 
 def test_formats_that_cannot_pack_say_which_can(source, tmp_path, capsys):
     with pytest.raises(
-        SchemaError,
-        match=r"'pt' as a target, which takes layout\. Leave it out, or use npz",
+        SchemaError, match=r"'pt' as a target, which takes layout\. Leave it out, or use npz"
     ):
         export(source, tmp_path / "a.pt")
     source.commit()

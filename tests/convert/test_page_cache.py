@@ -162,9 +162,7 @@ def opened(folder):
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
-def test_an_export_that_does_not_fit_leaves_nothing(
-    tmp_path, small, monkeypatch, suffix
-):
+def test_an_export_that_does_not_fit_leaves_nothing(tmp_path, small, monkeypatch, suffix):
     monkeypatch.setattr(direct_writer, "file_system", lambda folder: "ext4")
     schema = Schema({"pixels": Field((64, 64), "uint8")})
     with ReplayBuffer.create(tmp_path / "buffer", schema, 100) as buffer:
@@ -201,9 +199,7 @@ def test_more_columns_than_there_is_memory_for_go_through_the_cache(tmp_path, sm
 
 @pytest.mark.parametrize("suffix", ["npz", "pt", "safetensors"])
 def test_exports_are_the_same_either_way(tmp_path, monkeypatch, suffix):
-    schema = Schema(
-        {"observation": Field((33,), "uint8"), "reward": Field((), "float32")}
-    )
+    schema = Schema({"observation": Field((33,), "uint8"), "reward": Field((), "float32")})
     rng = np.random.default_rng(0)
     with ReplayBuffer.create(tmp_path / "buffer", schema, 30_000) as buffer:
         for _ in range(3):
@@ -216,9 +212,7 @@ def test_exports_are_the_same_either_way(tmp_path, monkeypatch, suffix):
         with using(disk):
             mr.export(buffer, tmp_path / f"past.{suffix}")
     assert disk.nbytes > 0 or not goes_past(tmp_path)
-    first, second = (
-        (tmp_path / f"{name}.{suffix}").read_bytes() for name in ("cached", "past")
-    )
+    first, second = ((tmp_path / f"{name}.{suffix}").read_bytes() for name in ("cached", "past"))
     assert first == second
 
 

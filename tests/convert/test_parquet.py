@@ -45,8 +45,7 @@ def same_as(source, path):
 
 @pytest.mark.parametrize("vectors", ["auto", "list", "binary"])
 @pytest.mark.parametrize(
-    "packed",
-    [{}, {"compression": "none"}, {"compression": "zstd", "compression_level": 9}],
+    "packed", [{}, {"compression": "none"}, {"compression": "zstd", "compression_level": 9}]
 )
 def test_every_way_to_write_comes_back(source, tmp_path, vectors, packed):
     mr.export(source, tmp_path / "a.parquet", vectors=vectors, **packed)
@@ -79,9 +78,8 @@ def test_rows_are_numbered_by_episode_and_step(source, tmp_path):
     table = pq.read_table(tmp_path / "a.parquet").to_pydict()
     episode, step, seen = -1, 0, set()
     for env_id, flags, got, at in zip(
-        table["_env_id"], table["_flags"], table["episode_index"], table["step_index"],
-        strict=True,
-    ):  # fmt: skip
+        table["_env_id"], table["_flags"], table["episode_index"], table["step_index"], strict=True
+    ):
         if env_id not in seen and flags & 8:
             # Of what this row ended no step is left.
             assert (got, at) == (-1, 0)
@@ -99,9 +97,7 @@ def test_an_environment_of_which_only_a_final_row_is_left_has_no_episode(tmp_pat
     flags = np.array([8, 0, 1, 2, 0], np.uint8)
     found = steps.number(Block({}, ids, np.array([4, 9, 5, 10, 6]), flags))
     assert [each.tolist() for each in found] == [[-1, 0, 1, 0, 1], [0, 0, 0, 1, 1]]
-    more = steps.number(
-        Block({}, ids[:2], np.array([7, 11]), np.array([2, 1], np.uint8))
-    )
+    more = steps.number(Block({}, ids[:2], np.array([7, 11]), np.array([2, 1], np.uint8)))
     assert [each.tolist() for each in more] == [[1, 2], [2, 0]]
 
 
@@ -127,31 +123,14 @@ def test_a_field_of_the_name_of_a_derived_column_keeps_it(tmp_path, shape, dtype
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"vectors": "tensor"},
-            r"vectors must be one of auto, list, binary, got 'tensor'\.",
-        ),
-        (
-            {"compression": "zip"},
-            r"one of zstd, snappy, gzip, lz4, brotli, none, got 'zip'\.",
-        ),
-        (
-            {"compression_level": 99},
-            "compression_level must be -131072 to 22, got 99 for",
-        ),
-        (
-            {"row_group_nbytes": 0},
-            r"must be a number of bytes, at least 1, got 0\. Leave it",
-        ),
-        (
-            {"file_nbytes": "1"},
-            "file_nbytes must be a number of bytes, at least 1, got",
-        ),
+        ({"vectors": "tensor"}, r"vectors must be one of auto, list, binary, got 'tensor'\."),
+        ({"compression": "zip"}, r"one of zstd, snappy, gzip, lz4, brotli, none, got 'zip'\."),
+        ({"compression_level": 99}, "compression_level must be -131072 to 22, got 99 for"),
+        ({"row_group_nbytes": 0}, r"must be a number of bytes, at least 1, got 0\. Leave it"),
+        ({"file_nbytes": "1"}, "file_nbytes must be a number of bytes, at least 1, got"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_written(
-    source, tmp_path, options, message
-):
+def test_bad_options_are_refused_before_anything_is_written(source, tmp_path, options, message):
     with pytest.raises(SchemaError, match=message):
         mr.export(source, tmp_path / "a.parquet", **options)
     assert not [each for each in tmp_path.iterdir() if each.name != "source"]
@@ -171,15 +150,11 @@ def test_a_folder_of_parts_comes_back(source, folder):
 def test_a_part_that_is_missing_is_noticed(source, folder):
     parts = sorted(folder.iterdir())
     parts[-1].rename(folder / "last.txt")
-    with pytest.raises(
-        CorruptError, match="the missing file, or remove the added file"
-    ):
+    with pytest.raises(CorruptError, match="the missing file, or remove the added file"):
         load(folder)
     (folder / "last.txt").rename(parts[-1])
     parts[1].unlink()
-    with pytest.raises(
-        FormatError, match=r"must begin with row 16, got b'32'\. A file is"
-    ):
+    with pytest.raises(FormatError, match=r"must begin with row 16, got b'32'\. A file is"):
         load(folder)
 
 
@@ -247,9 +222,7 @@ def test_a_file_that_was_edited_is_refused(source, tmp_path):
         mr.export(source, tmp_path / "a.parquet", overwrite=True)
         return tmp_path / "a.parquet"
 
-    with pytest.raises(
-        FormatError, match=r"column 'all/int8' must be int8\[3, 2\] as .* got none"
-    ):
+    with pytest.raises(FormatError, match=r"column 'all/int8' must be int8\[3, 2\] as .* got none"):
         load(rewritten(again(), lambda t: t.drop(["all/int8"])))
     with pytest.raises(FormatError, match=r"column 'single/float64' must .* got float"):
         load(rewritten(again(), lambda t: cast(t, "single/float64", pa.float32())))
@@ -267,8 +240,7 @@ def test_a_file_that_lost_its_description_is_refused_or_noted(source, tmp_path):
     del metadata[b"mmreplay"]
     rewritten(tmp_path / "a.parquet", lambda t: t, metadata)
     with pytest.raises(
-        CorruptError,
-        match=r"checksums in its metadata, but no 'mmreplay'\. The file is",
+        CorruptError, match=r"checksums in its metadata, but no 'mmreplay'\. The file is"
     ):
         load(tmp_path / "a.parquet")
     rewritten(tmp_path / "a.parquet", lambda t: t, {b"mine": b"1"})
@@ -294,8 +266,7 @@ def test_a_file_without_its_checksums_is_read_with_a_doubt(source, tmp_path):
     path = rewritten(tmp_path / "a.parquet", lambda t: t, metadata)
     same_as(source, path)
     with pytest.raises(
-        mr.errors.SourceError,
-        match=r"has no 'mmreplay\.crc32c' next to its description, so its",
+        mr.errors.SourceError, match=r"has no 'mmreplay\.crc32c' next to its description, so its"
     ):
         mr.load(path, tmp_path / "strict", strict=True)
 
@@ -304,10 +275,7 @@ def test_rows_that_differ_from_the_description_are_refused(source, tmp_path):
     reader = BufferReader(source)
     blocks = list(reader.blocks())
     for given, message in (
-        (
-            [*blocks, blocks[0]],
-            r"got more than the 48 rows that the source describes\. The",
-        ),
+        ([*blocks, blocks[0]], r"got more than the 48 rows that the source describes\. The"),
         (blocks[:1], r"got 24 rows, but the source describes 48\. The"),
     ):
         writer = parquet.open_writer(tmp_path / "x.parquet", reader.describe())
@@ -364,14 +332,13 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
     for number in (10, 2, 1):
         write(
             tmp_path / "d" / f"part-{number}.parquet",
-            x=pa.array([number, number]), episode_index=[number, number],
-        )  # fmt: skip
+            x=pa.array([number, number]),
+            episode_index=[number, number],
+        )
     report = load(tmp_path / "d", strict=True)
     assert (report.rows, report.episodes) == (6, 3)
     assert "3 files were read" in " ".join(report.notes)
-    assert "episodes begin where column 'episode_index' changes" in " ".join(
-        report.notes
-    )
+    assert "episodes begin where column 'episode_index' changes" in " ".join(report.notes)
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         assert target.gather_all()["x"].tolist() == [1, 1, 2, 2, 10, 10]
     path = write(tmp_path / "d" / "part-3.parquet", x=pa.array([1, 2]))
@@ -397,15 +364,11 @@ def test_several_plain_files_come_in_in_natural_order(tmp_path):
         (pa.list_(pa.int8()), pa.array([0.5, 1.5])),
     ],
 )
-def test_the_types_of_a_file_of_no_rows_count_for_nothing(
-    tmp_path, empty, values, order
-):
+def test_the_types_of_a_file_of_no_rows_count_for_nothing(tmp_path, empty, values, order):
     names = ["part-0.parquet", "part-1.parquet"]
     if order == "none first":
         names.reverse()
-    write(
-        tmp_path / "d" / names[0], x=values, reward=pa.array([1.0, 2.0], pa.float32())
-    )
+    write(tmp_path / "d" / names[0], x=values, reward=pa.array([1.0, 2.0], pa.float32()))
     write(tmp_path / "d" / names[1], x=pa.array([], empty), reward=pa.nulls(0))
     assert load(tmp_path / "d").rows == 2
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
@@ -418,23 +381,23 @@ TWO_TYPES = {
     "integers": (pa.array([1, -2], pa.int8()), pa.array([3, 4], pa.int64()), "int64"),
     "signs": (pa.array([1, 255], pa.uint8()), pa.array([-3, 4], pa.int16()), "int16"),
     "floats": (
-        pa.array([1.5, -0.0], pa.float16()), pa.array([0.1, 1e300], pa.float64()),
+        pa.array([1.5, -0.0], pa.float16()),
+        pa.array([0.1, 1e300], pa.float64()),
         "float64",
     ),
     "pandas": (pa.array([1, 2]), pa.array([0.5, 3.0]), "float64"),
-    "lists": (
-        pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), pa.array([[3.0, 4.0]]),
-        "float64",
-    ),
+    "lists": (pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), pa.array([[3.0, 4.0]]), "float64"),
     "large lists": (
         pa.array([[1], [2]], pa.large_list(pa.int16())),
-        pa.array([[3]], pa.list_(pa.int32())), "int32",
+        pa.array([[3]], pa.list_(pa.int32())),
+        "int32",
     ),
     "lists in lists": (
         pa.array([[[1], [2]]], pa.list_(pa.list_(pa.uint8(), 1), 2)),
-        pa.array([[[3], [4]]]), "int64",
+        pa.array([[[3], [4]]]),
+        "int64",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -447,10 +410,7 @@ def test_parts_of_other_types_and_orders_hold_the_same_values(tmp_path, case, tu
     for number, part in enumerate(parts):
         columns = {"x": part, "n": pa.array(np.arange(done, done + len(part)))}
         names = list(columns)[:: -1 if number else 1]
-        write(
-            tmp_path / "d" / f"part-{number}.parquet",
-            **{name: columns[name] for name in names},
-        )
+        write(tmp_path / "d" / f"part-{number}.parquet", **{name: columns[name] for name in names})
         done += len(part)
     report = load(tmp_path / "d")
     assert any("'x' is of several types, and was read as" in n for n in report.notes)
@@ -465,17 +425,10 @@ def test_parts_of_other_types_and_orders_hold_the_same_values(tmp_path, case, tu
 @pytest.mark.parametrize("wide", [pa.string(), pa.large_string()])
 def test_texts_of_parts_may_be_stored_in_three_ways(tmp_path, wide):
     texts = ["a", "", "déjà", "a"]
-    kinds = [
-        wide,
-        pa.string(),
-        pa.large_string(),
-        pa.dictionary(pa.int8(), pa.string()),
-    ]
+    kinds = [wide, pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())]
     for number, kind in enumerate(kinds):
         x = pa.array(np.arange(4))
-        write(
-            tmp_path / "d" / f"part-{number}.parquet", x=x, t=pa.array(texts).cast(kind)
-        )
+        write(tmp_path / "d" / f"part-{number}.parquet", x=x, t=pa.array(texts).cast(kind))
     load(tmp_path / "d")
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         assert target.gather_all()["t"].text() == 4 * texts
@@ -485,7 +438,9 @@ def test_texts_of_parts_may_be_stored_in_three_ways(tmp_path, wide):
     ("one", "other", "error", "message"),
     [
         (
-            [1], ["a"], FormatError,
+            [1],
+            ["a"],
+            FormatError,
             r"part-1\.parquet: column 'x' is string, but int64 before, and no field "
             r"holds both\. Write all files with one type, or load them one by one\.$",
         ),
@@ -493,15 +448,15 @@ def test_texts_of_parts_may_be_stored_in_three_ways(tmp_path, wide):
         ([True], [1], FormatError, "int64, but bool before"),
         ([[1]], [1], FormatError, "int64, but list<element: int64> before"),
         (
-            [0.5], [2**53 + 1], SourceError,
+            [0.5],
+            [2**53 + 1],
+            SourceError,
             r"part-1\.parquet: column 'x' is int64, and double of another file cannot "
             r"hold it \(Integer value 9007199254740993 .*\)\. Write all files with one",
         ),
     ],
-)  # fmt: skip
-def test_types_of_parts_that_no_field_holds_are_refused(
-    tmp_path, one, other, error, message
-):
+)
+def test_types_of_parts_that_no_field_holds_are_refused(tmp_path, one, other, error, message):
     for number, values in enumerate((one, other)):
         write(tmp_path / "d" / f"part-{number}.parquet", x=values, y=[0.0])
     with pytest.raises(error, match=message):
@@ -543,16 +498,15 @@ def test_a_file_without_any_row_is_an_empty_buffer(tmp_path):
     [
         ({"x": [1, 2, None]}, SourceError, r"'x' lacks a value in row 2\. Fill"),
         (
-            {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
+            {"x": [[[1], [2]], [[1], [2, 3]]]},
+            SourceError,
             r"row 1 must have shape \[2, 1\] like the first",
         ),
         ({"x": [[1.0], None]}, SourceError, "can be a field. Name a file"),
         ({"x": ["a", None]}, SourceError, "can be a field. Name a file"),
     ],
-)  # fmt: skip
-def test_plain_columns_that_can_be_no_field_are_refused(
-    tmp_path, columns, error, message
-):
+)
+def test_plain_columns_that_can_be_no_field_are_refused(tmp_path, columns, error, message):
     with pytest.raises(error, match=message):
         load(write(tmp_path / "a.parquet", **columns))
     assert not (tmp_path / "target").exists()
@@ -597,9 +551,7 @@ def test_some_files_of_a_table_may_have_labels_of_rows(tmp_path):
 
 
 def test_an_index_that_has_a_name_is_a_column(tmp_path):
-    path = labelled(
-        tmp_path / "a.parquet", [0, 1, 1], name="episode_index", x=[1, 2, 3]
-    )
+    path = labelled(tmp_path / "a.parquet", [0, 1, 1], name="episode_index", x=[1, 2, 3])
     report = load(path)
     assert (report.episodes, report.doubts) == (2, ())
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
@@ -609,12 +561,21 @@ def test_an_index_that_has_a_name_is_a_column(tmp_path):
 @pytest.mark.parametrize(
     "about",
     [
-        "", "x", "{", "[]", "1", "null", "{}", "[" * 100_000, b"\xff",
-        '{"index_columns": 1}', '{"index_columns": null}',
+        "",
+        "x",
+        "{",
+        "[]",
+        "1",
+        "null",
+        "{}",
+        "[" * 100_000,
+        b"\xff",
+        '{"index_columns": 1}',
+        '{"index_columns": null}',
         '{"index_columns": [{"kind": "range"}, 0, null, ["__index_level_0__"]]}',
         '{"index_columns": ["x", "__index_level_1__"]}',
     ],
-)  # fmt: skip
+)
 def test_metadata_that_names_no_labels_leaves_nothing_out(tmp_path, about):
     path = labelled(tmp_path / "a.parquet", [0, 7], about, x=[1.0, 2.0])
     load(path)
@@ -627,10 +588,11 @@ def test_the_first_row_that_lacks_a_value_is_found(seed):
     rng = np.random.default_rng(seed)
     for _ in range(100):
         rows = [
-            None if rng.random() < 0.1
+            None
+            if rng.random() < 0.1
             else [None if rng.random() < 0.1 else 1.0 for _ in range(rng.integers(3))]
             for _ in range(20)
-        ]  # fmt: skip
+        ]
         array = pa.array(rows, pa.list_(pa.float64())).slice(rng.integers(9))
         lacking = [row is None or None in row for row in array.to_pylist()]
         assert parquet.has_nulls(array) == any(lacking)

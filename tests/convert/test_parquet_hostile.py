@@ -61,20 +61,14 @@ def deep(times):
         (thrift.parquet({}), "must count the rows of its 0 row groups, got None"),
         (thrift.parquet({3: -1}), "must count the rows of .*, got -1"),
         (thrift.parquet(footer(rows=2)), "count the rows of its 1 row groups, got 2"),
-        (
-            thrift.parquet({3: 1, 4: [7]}),
-            "a value of kind 6 at byte 5 instead of a dict",
-        ),
+        (thrift.parquet({3: 1, 4: [7]}), "a value of kind 6 at byte 5 instead of a dict"),
         (thrift.parquet({3: 1, 4: [{1: [5], 3: 1}]}), "of kind 6 at byte 8 instead of"),
         (thrift.parquet({3: {}}), "a value of kind 12 at byte 1 instead of a int"),
         (
             thrift.parquet(footer({3: {5: 1}})),
             r"at byte 4 holds a column that is outside this file\. The",
         ),
-        (
-            thrift.parquet(footer({})),
-            r"at byte 4 holds a column that is outside this file\. The",
-        ),
+        (thrift.parquet(footer({})), r"at byte 4 holds a column that is outside this file\. The"),
         (
             thrift.parquet(footer(chunk(_11=-4))),
             "the footer at byte 4 holds a column that is outside this",
@@ -83,10 +77,7 @@ def deep(times):
             thrift.parquet(footer({1: b"/etc/passwd", **chunk()})),
             r"at byte 4 holds a column that is outside this file\. The",
         ),
-        (
-            thrift.parquet(footer(chunk(packed=999))),
-            "columns take more than the 4 byte",
-        ),
+        (thrift.parquet(footer(chunk(packed=999))), "columns take more than the 4 byte"),
         (thrift.parquet(footer(chunk(at=99)), GOOD), r"got one at bytes \[99, 109\)"),
         (
             thrift.parquet(footer(chunk(at=0)), GOOD),
@@ -94,14 +85,8 @@ def deep(times):
         ),
         (thrift.parquet(footer(chunk(packed=4)), GOOD), "page at byte 4 holds its end"),
         (one(packed=999), "999 bytes, past its colu"),
-        (
-            one(unpacked=-1),
-            r"the page at byte 4 holds sizes \(-1, 8\)\. The file is",
-        ),
-        (
-            one(unpacked=1 << 30),
-            "a page of every column must take at most .* got 1073741824",
-        ),
+        (one(unpacked=-1), r"the page at byte 4 holds sizes \(-1, 8\)\. The file is"),
+        (one(unpacked=1 << 30), "a page of every column must take at most .* got 1073741824"),
         (
             # Runs of one value: no bytes, and a billion values.
             one(values=1 << 30),
@@ -176,9 +161,7 @@ def test_a_small_file_that_stands_for_endless_rows_is_refused(tmp_path, monkeypa
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": np.zeros(3_000_000)}), path, compression="zstd")
     monkeypatch.setattr(base, "HARMLESS_NBYTES", 1 << 20)
-    with pytest.raises(
-        FormatError, match="says that 13950 bytes hold 24000000, more than 1,000"
-    ):
+    with pytest.raises(FormatError, match="says that 13950 bytes hold 24000000, more than 1,000"):
         load(path)
     assert load(path, allow_expansion=True).rows == 3_000_000
 
@@ -203,12 +186,9 @@ def test_a_footer_of_more_rows_than_its_pages_is_an_error(tmp_path):
     head, *rest = path.read_bytes().split(b"\x16\x28")
     assert len(rest) == 3
     file, column, group = rest
-    path.write_bytes(
-        head + b"\x16\x2a" + file + b"\x16\x28" + column + b"\x16\x2a" + group
-    )
+    path.write_bytes(head + b"\x16\x2a" + file + b"\x16\x28" + column + b"\x16\x2a" + group)
     with pytest.raises(
-        CorruptError,
-        match=r"has 20 rows, but its footer says 21\. The file is damaged\.",
+        CorruptError, match=r"has 20 rows, but its footer says 21\. The file is damaged\."
     ):
         load(path)
 

@@ -35,9 +35,7 @@ def need(name):
 def rows(tmp_path):
     rng = np.random.default_rng(0)
     lead = (60, 2)
-    with mr.ReplayBuffer.create(
-        tmp_path / "source", SCHEMA, 60, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "source", SCHEMA, 60, 2, autoreset="disabled") as buffer:
         buffer.extend(
             observation={
                 "pixels": rng.integers(0, 256, (*lead, 8, 8, 3), np.uint8),
@@ -76,9 +74,7 @@ def test_pandas(rows, tmp_path):
     np.testing.assert_array_equal(matrix, rows["observation/matrix"])
     same_pixels(frame[PIXELS], rows)
     assert frame["half"].dtype == np.float16
-    sums = frame.groupby("episode_index")["reward"].apply(
-        lambda r: r.astype("f8").sum()
-    )
+    sums = frame.groupby("episode_index")["reward"].apply(lambda r: r.astype("f8").sum())
     np.testing.assert_allclose(sums, episodes(rows), rtol=1e-12)  # order of summing
     parts = pandas.read_parquet(tmp_path / "parts.parquet")
     np.testing.assert_array_equal(parts["action"], rows["action"])
@@ -104,13 +100,10 @@ def test_duckdb(rows, tmp_path):
     parts = tmp_path / "parts.parquet" / "*.parquet"
     for path in (tmp_path / "a.parquet", parts):
         found = duckdb.sql(
-            f"select episode_index, sum(reward::double) from '{path}' group by 1 "
-            "order by 1"
+            f"select episode_index, sum(reward::double) from '{path}' group by 1 order by 1"
         ).fetchall()
         np.testing.assert_allclose([s for _, s in found], episodes(rows), rtol=1e-12)
-    cells = duckdb.sql(
-        f'select "{PIXELS}", "{STATE}" from \'{tmp_path / "a.parquet"}\''
-    ).fetchall()
+    cells = duckdb.sql(f'select "{PIXELS}", "{STATE}" from \'{tmp_path / "a.parquet"}\'').fetchall()
     same_pixels([pixels for pixels, _ in cells], rows)
     np.testing.assert_array_equal(np.array([s for _, s in cells], "f4"), rows[STATE])
 
@@ -120,9 +113,11 @@ def test_hugging_face_datasets(rows, tmp_path):
     datasets = need("datasets")
     for number, files in enumerate(("a.parquet", "parts.parquet/*.parquet")):
         found = datasets.load_dataset(
-            "parquet", data_files=str(tmp_path / files), split="train",
+            "parquet",
+            data_files=str(tmp_path / files),
+            split="train",
             cache_dir=str(tmp_path / f"cache{number}"),
-        )  # fmt: skip
+        )
         assert found.features[STATE].length == 17
         assert len(found) == len(rows["action"])
         same_pixels(found[:][PIXELS], rows)
@@ -163,9 +158,8 @@ def test_what_pandas_writes_as_csv_comes_in(rows, tmp_path):
     columns["reward"] = np.where(rows["action"] == 3, np.nan, rows["reward"])
     pandas.DataFrame(columns).to_csv(tmp_path / "b.csv")
     report = mr.load(
-        tmp_path / "b.csv", tmp_path / "target",
-        dtypes={STATE: "float32", "reward": "float32"},
-    )  # fmt: skip
+        tmp_path / "b.csv", tmp_path / "target", dtypes={STATE: "float32", "reward": "float32"}
+    )
     assert "empty cells of column 'reward' became NaN" in report.notes
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         found = target.gather_all()
@@ -235,16 +229,17 @@ def varying(tmp_path):
         "tokens": [list(range(n)) for n in (3, 0, 1, 9)],
         "points": [[[0.5, n]] * n for n in (2, 0, 1, 3)],
     }
-    with mr.ReplayBuffer.create(
-        tmp_path / "varying", VARYING, 8, heap_bytes=8192
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "varying", VARYING, 8, heap_bytes=8192) as buffer:
         for row in range(4):
             points = np.array(made["points"][row], np.float32).reshape(-1, 2)
             tokens = np.array(made["tokens"][row], np.int32)
             buffer.add(
-                text=TEXTS[row], frame=made["frame"][row], tokens=tokens,
-                points=points, reward=float(row),
-            )  # fmt: skip
+                text=TEXTS[row],
+                frame=made["frame"][row],
+                tokens=tokens,
+                points=points,
+                reward=float(row),
+            )
         mr.export(buffer, tmp_path / "v.parquet")
         mr.export(buffer, tmp_path / "v.csv")
     return made
@@ -282,9 +277,11 @@ def test_polars_and_duckdb_read_values_of_any_length(varying, tmp_path):
 def test_hugging_face_datasets_read_and_write_values_of_any_length(varying, tmp_path):
     datasets = need("datasets")
     found = datasets.load_dataset(
-        "parquet", data_files=str(tmp_path / "v.parquet"), split="train",
+        "parquet",
+        data_files=str(tmp_path / "v.parquet"),
+        split="train",
         cache_dir=str(tmp_path / "cache"),
-    )  # fmt: skip
+    )
     assert found.features["text"].dtype == "string"
     for name, cells in varying.items():
         assert listed(list(found[:][name])) == cells
@@ -339,9 +336,7 @@ def table(seed):
 def cells_of(rows, name):
     """A column as Python's own values."""
     values = rows[name]
-    return (
-        values.text() if isinstance(values, mr.Ragged) else np.asarray(values).tolist()
-    )
+    return values.text() if isinstance(values, mr.Ragged) else np.asarray(values).tolist()
 
 
 def judged(source, read, target, **options):
@@ -373,12 +368,8 @@ def judged(source, read, target, **options):
 def test_tables_that_polars_edits_are_read_as_polars_reads_them(tmp_path):
     polars = need("polars")
     col = polars.col
-    frame = polars.DataFrame(table(0)).with_columns(
-        col("word").cast(polars.Categorical)
-    )
-    other = polars.DataFrame(table(1)).with_columns(
-        col("word").cast(polars.Categorical)
-    )
+    frame = polars.DataFrame(table(0)).with_columns(col("word").cast(polars.Categorical))
+    other = polars.DataFrame(table(1)).with_columns(col("word").cast(polars.Categorical))
     other = other.with_columns(col("episode_id") + "b")
     edits = {
         "written": frame,
@@ -390,10 +381,12 @@ def test_tables_that_polars_edits_are_read_as_polars_reads_them(tmp_path):
         ),
         "joined": frame.join(
             other.group_by("int8").agg(col("reward").mean().alias("mean")),
-            on="int8", how="inner", maintain_order="left",
+            on="int8",
+            how="inner",
+            maintain_order="left",
         ),
         "several": polars.concat([frame, other]),
-    }  # fmt: skip
+    }
     compared = 0
     for name, edited in edits.items():
         path = tmp_path / f"{name}.parquet"
@@ -409,9 +402,9 @@ def test_tables_that_polars_edits_are_read_as_polars_reads_them(tmp_path):
     )
     for number, part in enumerate((frame[:700], empty, frame[700:], shuffled)):
         part.write_parquet(parts / f"part-{number}.parquet")
-    read = polars.concat(
-        [frame, shuffled.select(frame.columns)], how="vertical_relaxed"
-    ).to_dict(as_series=False)
+    read = polars.concat([frame, shuffled.select(frame.columns)], how="vertical_relaxed").to_dict(
+        as_series=False
+    )
     compared += judged(parts, read, tmp_path / "buffer")
     assert compared > 9_000
     flat = frame.drop("observation").with_columns(col("word").cast(polars.String))
@@ -435,30 +428,25 @@ def test_tables_that_pandas_edits_are_read_as_pandas_reads_them(tmp_path):
         "sorted": frame.sort_values(["episode_id", "reward"]),
         "added": frame.assign(twice=frame["f4"] * 2, int16=frame["int16"].astype("f8")),
         "joined": frame.merge(
-            other.groupby("int8", as_index=False)["reward"].mean().rename(
-                columns={"reward": "mean"}
-            ),
+            other.groupby("int8", as_index=False)["reward"]
+            .mean()
+            .rename(columns={"reward": "mean"}),
             on="int8",
         ),
         "several": pandas.concat([frame.astype({"word": "str"}), other]),
-    }  # fmt: skip
+    }
     compared = 0
     for name, edited in edits.items():
         path = tmp_path / f"{name}.parquet"
         edited.to_parquet(path, index=False)
         read = pandas.read_parquet(path)
-        read = {
-            name: [listed(cell) for cell in read[name].tolist()]
-            for name in read.columns
-        }
+        read = {name: [listed(cell) for cell in read[name].tolist()] for name in read.columns}
         compared += judged(path, read, tmp_path / "buffer")
     assert compared > 7_000
     flat = frame.drop(columns="observation")
     flat.to_csv(tmp_path / "a.csv", index=False)
     dtypes = {name: name for name in INTEGERS} | {"f4": "float32", "word": "text"}
-    again = pandas.read_csv(
-        tmp_path / "a.csv", keep_default_na=False, dtype={"f4": "float32"}
-    )
+    again = pandas.read_csv(tmp_path / "a.csv", keep_default_na=False, dtype={"f4": "float32"})
     read = {name: again[name].tolist() for name in again.columns}
     assert judged(tmp_path / "a.csv", read, tmp_path / "buffer", dtypes=dtypes) == ROWS
 
@@ -472,8 +460,7 @@ def test_tables_that_duckdb_edits_are_read_as_duckdb_reads_them(tmp_path):
         "filtered": "select * from frame where int8 > 30 and note <> 'go'",
         "sorted": "select * from frame order by episode_id, reward",
         "added": "select *, f4 * 2 as twice, word || '!' as loud from frame",
-        "changed": "select * replace (int8::double as int8, f4::double as f4) from "
-        "frame",
+        "changed": "select * replace (int8::double as int8, f4::double as f4) from frame",
         "joined": "select frame.*, m.mean from frame join (select int8, avg(reward) "
         "as mean from other group by 1) m on frame.int8 = m.int8 "
         "order by frame.episode_id",
@@ -494,18 +481,12 @@ def test_tables_that_duckdb_edits_are_read_as_duckdb_reads_them(tmp_path):
     assert compared > 8_000
     path = tmp_path / "a.csv"
     duckdb.sql(f"copy (select * exclude (observation) from frame) to '{path}'")
-    texts = {
-        "note": "VARCHAR",
-        "word": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "f4": "FLOAT",
-    }
+    texts = {"note": "VARCHAR", "word": "VARCHAR", "episode_id": "VARCHAR", "f4": "FLOAT"}
     found = duckdb.read_csv(str(path), dtype=texts, na_values=["nothing"])
     cells = zip(*found.fetchall(), strict=True)
     read = {
-        column: [cell or "" if column in texts and column != "f4" else cell
-                 for cell in values]
+        column: [cell or "" if column in texts and column != "f4" else cell for cell in values]
         for column, values in zip(found.columns, cells, strict=True)
-    }  # fmt: skip
+    }
     dtypes = {name: name for name in INTEGERS} | {"f4": "float32", "word": "text"}
     assert judged(path, read, tmp_path / "buffer", dtypes=dtypes) == ROWS

@@ -71,9 +71,7 @@ py-modules = ["myformat", "counting"]
 
 def write_package(folder):
     """The format of the page, and one that reads, as a package's sources."""
-    example = re.search(
-        r"^```python\n(# myformat.*?)^```", PAGE.read_text(), re.M | re.S
-    )
+    example = re.search(r"^```python\n(# myformat.*?)^```", PAGE.read_text(), re.M | re.S)
     folder.mkdir()
     (folder / "myformat.py").write_text(example[1])
     (folder / "counting.py").write_text(READS)
@@ -99,8 +97,10 @@ def installed_by_pip(tmp_path):
     options = ["--no-index", "--no-deps", "--no-build-isolation", "--target", site]
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", *options, source],
-        check=True, timeout=120, capture_output=True,
-    )  # fmt: skip
+        check=True,
+        timeout=120,
+        capture_output=True,
+    )
     return site
 
 
@@ -109,15 +109,16 @@ def mmreplay(site, *args):
     found = subprocess.run(
         [sys.executable, "-m", "mmreplay", *map(str, args)],
         env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert "Traceback" not in found.stderr
     return found.returncode, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize(
-    "install",
-    [installed_by_hand, pytest.param(installed_by_pip, marks=pytest.mark.slow)],
+    "install", [installed_by_hand, pytest.param(installed_by_pip, marks=pytest.mark.slow)]
 )
 def test_a_package_adds_formats_to_the_command_line(tmp_path, install):
     site = install(tmp_path)
@@ -153,8 +154,7 @@ def test_a_broken_package_breaks_its_own_format_alone(tmp_path, code, message):
     every_kind(tmp_path / "b").close()
     assert mmreplay(site, "convert", tmp_path / "b", tmp_path / "b.npz")[0] == 0
     for target in (["c", "--to", "raw"], ["c.raw"]):
-        got, out = mmreplay(site, "convert", tmp_path / "b", tmp_path / target[0],
-                            *target[1:])  # fmt: skip
+        got, out = mmreplay(site, "convert", tmp_path / "b", tmp_path / target[0], *target[1:])
         assert got == 3
         assert "entry point 'raw' of mmreplay.formats must be a" in out
         assert message in out
@@ -164,8 +164,6 @@ def test_a_broken_package_breaks_its_own_format_alone(tmp_path, code, message):
 
 
 def test_the_example_of_the_page_is_short():
-    example = re.search(
-        r"^```python\n(# myformat.*?)^```", PAGE.read_text(), re.M | re.S
-    )
+    example = re.search(r"^```python\n(# myformat.*?)^```", PAGE.read_text(), re.M | re.S)
     lines = [line for line in example[1].splitlines() if line.strip()]
     assert len(lines) <= 32

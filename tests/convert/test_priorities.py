@@ -22,9 +22,14 @@ def _hurry(monkeypatch):
 def source(tmp_path):
     """A ring that has wrapped, drawn from with priorities, and written on since."""
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "source", EVERY, 24, 2, commit_every=None,
-        sampler=mr.PrioritizedSampler(seed=0, name="mine"), autoreset="disabled",
-    )  # fmt: skip
+        tmp_path / "source",
+        EVERY,
+        24,
+        2,
+        commit_every=None,
+        sampler=mr.PrioritizedSampler(seed=0, name="mine"),
+        autoreset="disabled",
+    )
     rng = np.random.default_rng(3)
     with buffer:
         for count in (20, 15, 4):
@@ -52,9 +57,7 @@ def learned(buffer, name="mine"):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_sampler_draws_from_the_loaded_buffer_as_from_the_source(
-    source, tmp_path, suffix
-):
+def test_a_sampler_draws_from_the_loaded_buffer_as_from_the_source(source, tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     # csv has no text for bfloat16.
     fields = ["observation", "terminated", "truncated", "single/float32"]
@@ -71,9 +74,7 @@ def test_a_sampler_draws_from_the_loaded_buffer_as_from_the_source(
         assert got == want
 
 
-def test_the_column_stands_in_the_file_and_is_below_0_where_nothing_is_known(
-    source, tmp_path
-):
+def test_the_column_stands_in_the_file_and_is_below_0_where_nothing_is_known(source, tmp_path):
     mr.export(source, tmp_path / "a.npz", priorities="mine")
     with np.load(tmp_path / "a.npz") as found:
         column, positions = found["_priority"], found["_position"]
@@ -91,9 +92,7 @@ def test_they_get_another_name_where_one_is_given(source, tmp_path):
     assert not (tmp_path / "b" / "samplers" / "mine").exists()
 
 
-def test_a_smaller_capacity_and_a_selection_keep_the_priorities_of_their_rows(
-    source, tmp_path
-):
+def test_a_smaller_capacity_and_a_selection_keep_the_priorities_of_their_rows(source, tmp_path):
     mr.export(source, tmp_path / "a.npz", priorities="mine", rows=slice(0, 24))
     mr.load(tmp_path / "a.npz", tmp_path / "b", capacity=6)
     with np.load(tmp_path / "a.npz") as found:
@@ -181,8 +180,6 @@ def test_numbers_that_are_no_priorities_count_as_new_rows(source, tmp_path):
 
 def test_priorities_that_stay_behind_are_noted(source, tmp_path):
     report = mr.export(source, tmp_path / "a.npz")
-    assert [
-        note for note in report.notes if "priorities 'mine' were not copied" in note
-    ]
+    assert [note for note in report.notes if "priorities 'mine' were not copied" in note]
     report = mr.export(source, tmp_path / "b.npz", priorities="mine")
     assert not [note for note in report.notes if "were not copied" in note]

@@ -49,9 +49,11 @@ def test_torch_maps_the_file_with_weights_only(source, tmp_path):
 
 def test_the_header_is_what_torch_itself_would_write():
     tensors = {
-        "a": torch.zeros(3, 2), "ä": torch.zeros(0, 4, dtype=torch.bfloat16),
-        "u": torch.zeros(5, 1, 2, dtype=torch.uint32), "s": torch.zeros(7),
-    }  # fmt: skip
+        "a": torch.zeros(3, 2),
+        "ä": torch.zeros(0, 4, dtype=torch.bfloat16),
+        "u": torch.zeros(5, 1, 2, dtype=torch.uint32),
+        "s": torch.zeros(7),
+    }
     kinds = {
         name: (str(item.dtype).removeprefix("torch."), tuple(item.shape))
         for name, item in tensors.items()
@@ -118,9 +120,11 @@ def test_a_plain_dict_nested_and_shared_comes_in(tmp_path):
     ends[9::10] = True
     made = {
         "observation": {"a": base, "b": torch.arange(90).reshape(45, 2)[15:]},
-        "half": torch.ones(30, 3, dtype=torch.bfloat16), "terminated": ends,
-        "config": 7, "requires": torch.zeros(30, requires_grad=True),
-    }  # fmt: skip
+        "half": torch.ones(30, 3, dtype=torch.bfloat16),
+        "terminated": ends,
+        "config": 7,
+        "requires": torch.zeros(30, requires_grad=True),
+    }
     torch.save(made, tmp_path / "a.pt")
     report = load(tmp_path / "a.pt")
     assert (report.rows, report.episodes) == (30, 3)
@@ -150,21 +154,16 @@ def test_a_pickle_in_disguise_is_refused_and_not_run(tmp_path):
 
 
 def test_an_old_file_that_is_all_pickle_is_refused(tmp_path):
-    torch.save(
-        {"x": torch.zeros(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False
-    )
+    torch.save({"x": torch.zeros(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(
-        FormatError,
-        match=r"is not a zip file \(it begins with b'\\x80\\x02\\x8a\\n'\)\.",
+        FormatError, match=r"is not a zip file \(it begins with b'\\x80\\x02\\x8a\\n'\)\."
     ):
         load(tmp_path / "a.pt")
 
 
 def test_a_tensor_that_is_expanded_is_refused(tmp_path):
     torch.save({"x": torch.zeros(1).expand(1 << 40)}, tmp_path / "a.pt")
-    with pytest.raises(
-        FormatError, match=r"tensor 'x' is sparse or not contiguous\. Save"
-    ):
+    with pytest.raises(FormatError, match=r"tensor 'x' is sparse or not contiguous\. Save"):
         load(tmp_path / "a.pt")
 
 
@@ -226,16 +225,12 @@ def test_values_without_a_checksum_are_noted_in_files_of_others(small):
 
 
 def test_a_packed_member_is_refused(small):
-    with pytest.raises(
-        FormatError, match="is compressed or outside 'a', unlike the members that"
-    ):
+    with pytest.raises(FormatError, match="is compressed or outside 'a', unlike the members that"):
         load(repacked(small, zipfile.ZIP_DEFLATED))
 
 
 def test_a_name_that_leads_elsewhere_is_refused(small):
-    with pytest.raises(
-        FormatError, match="is compressed or outside 'a', unlike the members that"
-    ):
+    with pytest.raises(FormatError, match="is compressed or outside 'a', unlike the members that"):
         load(repacked(small, rename={"0": "a/../../x"}))
 
 
@@ -255,7 +250,5 @@ def test_a_storage_smaller_than_its_tensor_is_refused(small):
 def test_a_zip_of_something_else_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     os.rename(tmp_path / "a.npz", tmp_path / "a.pt")
-    with pytest.raises(
-        FormatError, match=r"member 'x\.npy' at byte 55 is compressed or outside"
-    ):
+    with pytest.raises(FormatError, match=r"member 'x\.npy' at byte 55 is compressed or outside"):
         load(tmp_path / "a.pt")

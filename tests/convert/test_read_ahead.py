@@ -104,15 +104,11 @@ def test_the_thread_ends_with_who_gives_up():
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".parquet", ".csv"])
-def test_a_shortage_of_threads_is_reported_and_leaves_nothing(
-    tmp_path, monkeypatch, suffix
-):
+def test_a_shortage_of_threads_is_reported_and_leaves_nothing(tmp_path, monkeypatch, suffix):
     def refuse(self):
         raise RuntimeError("can't start new thread")
 
-    told = (
-        r"cannot start a thread that converts: can't start .* End other .*\(ulimit -u\)"
-    )
+    told = r"cannot start a thread that converts: can't start .* End other .*\(ulimit -u\)"
     file, schema = tmp_path / f"file{suffix}", mr.Schema({"n": mr.Field((), "int64")})
     with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 8) as buffer:
         buffer.extend(n=np.arange(8))

@@ -20,13 +20,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.registry import Format
 from mmreplay.convert.staging import UNFINISHED, Staging
 from mmreplay.disk import files
-from mmreplay.errors import (
-    FailedError,
-    FormatError,
-    SchemaError,
-    SourceError,
-    StaleError,
-)
+from mmreplay.errors import FailedError, FormatError, SchemaError, SourceError, StaleError
 from tests.convert.support import every_kind, same, same_rows
 
 SCHEMA = mr.Schema({"a": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
@@ -83,9 +77,7 @@ def test_blocks_of_mixed_environments_are_accepted(source, tmp_path):
 
 def joined(one, other):
     """Two blocks as one, their rows in turns."""
-    order = np.argsort(
-        np.concatenate([np.arange(len(one)), np.arange(len(other))]), kind="stable"
-    )
+    order = np.argsort(np.concatenate([np.arange(len(one)), np.arange(len(other))]), kind="stable")
     columns = {
         path: np.concatenate([one.columns[path], other.columns[path]])[order]
         for path in one.columns
@@ -120,10 +112,7 @@ def test_rows_that_a_writer_overwrites_end_the_export(source, tmp_path):
     [
         ([block([1, 0]), block([0, 0], 3)], "next position must be 2, got 3"),
         ([block([1, 0, 0, 0, 0])], "rows must stop at position 4, got"),
-        (
-            [block([1, 0, 0])],
-            r"must reach position 4, got rows up to 3\. The source",
-        ),
+        ([block([1, 0, 0])], r"must reach position 4, got rows up to 3\. The source"),
         (
             [block([1, 0], env_id=1)],
             r"environment 1: environments must be in \[0, 1\)\. The source",
@@ -143,9 +132,7 @@ def test_rows_that_no_buffer_could_hold_are_refused(tmp_path, blocks, message):
 
 def test_columns_that_differ_from_the_description_are_refused(tmp_path):
     good = block([1, 0, 0, 0])
-    bad = Block(
-        {**good.columns, "a": np.zeros(4)}, good.env_ids, good.positions, good.flags
-    )
+    bad = Block({**good.columns, "a": np.zeros(4)}, good.env_ids, good.positions, good.flags)
     with pytest.raises(SourceError, match=r"field 'a' must be .* got float64"):
         write(tmp_path, [bad])
 
@@ -154,9 +141,7 @@ def test_a_field_with_a_reserved_name_is_refused_with_the_way_out(tmp_path):
     schema = mr.Schema({"_flags": mr.Field((), "int8"), "a": mr.Field((), "int8")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 4) as buffer:
         buffer.add(_flags=1, a=2)
-        with pytest.raises(
-            SchemaError, match=r"Leave the field out with fields=, or rename it\."
-        ):
+        with pytest.raises(SchemaError, match=r"Leave the field out with fields=, or rename it\."):
             mr.export(buffer, tmp_path / "a.npz")
         assert mr.export(buffer, tmp_path / "a.npz", fields=["a"]).rows == 1
 
@@ -181,10 +166,7 @@ def test_a_description_survives_json(source):
     ("change", "message"),
     [
         ({"format": "x"}, "format must be 'mmreplay', got 'x'"),
-        (
-            {"version": [2, 0]},
-            r"version 2\.0, but this mmreplay reads 1\.x\. Install a newer",
-        ),
+        ({"version": [2, 0]}, r"version 2\.0, but this mmreplay reads 1\.x\. Install a newer"),
         ({"version": "1"}, r"must be \[major, minor\]"),
         ({"num_envs": 2**40}, "num_envs must be .* got 1099511627776"),
         ({"first": [0, 0, 0]}, "must be a list of 2 positions"),
@@ -247,9 +229,7 @@ def test_a_buffer_moved_away_by_a_killed_run_is_put_back(source, tmp_path):
     mr.export(source, tmp_path / "a.npz")
     source.close()
     source.path.rename(source.path.with_name("tmp-mmreplay-old-source"))
-    with pytest.raises(
-        FormatError, match=r"already exists\. Choose another path, or pass"
-    ):
+    with pytest.raises(FormatError, match=r"already exists\. Choose another path, or pass"):
         mr.load(tmp_path / "a.npz", source.path)
     assert (source.path / "metadata.json").exists()
 
@@ -300,9 +280,7 @@ def test_a_format_is_found_by_its_entry_point(source, tmp_path, monkeypatch):
 
 
 def test_an_option_that_no_format_takes_is_refused(source, tmp_path):
-    with pytest.raises(
-        SchemaError, match="option 'colour' is unknown to 'npz' as a target, which"
-    ):
+    with pytest.raises(SchemaError, match="option 'colour' is unknown to 'npz' as a target, which"):
         mr.export(source, tmp_path / "a.npz", colour=3)
 
 
@@ -342,9 +320,7 @@ def test_importing_convert_loads_no_format_library():
 
 def test_the_format_of_the_page_works_as_it_stands(source, tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "convert.md"
-    example = re.search(
-        r"^```python\n(# myformat.*?)^```", page.read_text(), re.M | re.S
-    )
+    example = re.search(r"^```python\n(# myformat.*?)^```", page.read_text(), re.M | re.S)
     (tmp_path / "myformat.py").write_text(example[1])
     monkeypatch.syspath_prepend(tmp_path)
     added = importlib.import_module("myformat").FORMAT
@@ -352,9 +328,7 @@ def test_the_format_of_the_page_works_as_it_stands(source, tmp_path, monkeypatch
     report = mr.export(source, tmp_path / "a.raw")
     # Fields only: without the byte of flags that a row of a schema has.
     assert report.nbytes == report.rows * (source.schema.row_nbytes - 1)
-    with pytest.raises(
-        SchemaError, match="format must be one of , got 'raw', which mmreplay does"
-    ):
+    with pytest.raises(SchemaError, match="format must be one of , got 'raw', which mmreplay does"):
         mr.load(tmp_path / "a.raw", tmp_path / "b", format="raw")
 
 
@@ -372,8 +346,7 @@ def test_rows_that_no_file_is_read_of_are_not_written(tmp_path, name):
     schema = mr.Schema({"x": mr.Field((1 << 28,), "uint8")})
     with mr.ReplayBuffer.create(tmp_path / "source", schema, 1) as source:
         with pytest.raises(
-            SchemaError,
-            match=r"whose rows have at most 268435456\. Leave a field out with",
+            SchemaError, match=r"whose rows have at most 268435456\. Leave a field out with"
         ):
             mr.export(source, tmp_path / name)
         # A buffer takes them.
@@ -399,9 +372,7 @@ def test_a_block_stays_as_it_is_while_the_next_one_is_made(tmp_path, name):
 
 
 @pytest.mark.parametrize("wrong", ["datasync", None])
-def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
-    tmp_path, monkeypatch, wrong
-):
+def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(tmp_path, monkeypatch, wrong):
     """The device is given what was written so far, in a thread."""
     monkeypatch.setattr(direct_writer, "SYNC_NBYTES", 64)
     synced = []
@@ -413,9 +384,7 @@ def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
 
     monkeypatch.setattr(files.Disk, "datasync", datasync)
     with suppress(FailedError):
-        write(
-            tmp_path, [block([n == 0], n) for n in range(400)], stop=400, capacity=400
-        )
+        write(tmp_path, [block([n == 0], n) for n in range(400)], stop=400, capacity=400)
         assert not wrong
     assert any(name.startswith("mmreplay-load") for name in synced)
     assert (tmp_path / "new").exists() is not bool(wrong)
@@ -443,9 +412,7 @@ def test_what_a_stopped_run_left_is_no_source(source, tmp_path):
     left = tmp_path / "tmp-mmreplay-new-a.npz"
     mr.export(source, tmp_path / "b.npz")
     (tmp_path / "b.npz").rename(left)
-    with pytest.raises(
-        FormatError, match="is the unfinished target of a conversion that was"
-    ):
+    with pytest.raises(FormatError, match="is the unfinished target of a conversion that was"):
         mr.load(left, tmp_path / "a.npz")
     assert left.exists()
 
@@ -463,9 +430,7 @@ def test_what_the_next_run_would_remove_is_no_target(source, tmp_path, name):
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_a_folder_with_metadata_of_another_kind_is_never_removed(
-    source, tmp_path, with_rows
-):
+def test_a_folder_with_metadata_of_another_kind_is_never_removed(source, tmp_path, with_rows):
     mr.export(source, tmp_path / "a.npz")
     source.close()
     model = tmp_path / "model"
@@ -474,9 +439,7 @@ def test_a_folder_with_metadata_of_another_kind_is_never_removed(
     model.mkdir(exist_ok=True)
     (model / "metadata.json").write_text("{}")
     (model / "weights.bin").write_text("mine")
-    with pytest.raises(
-        FormatError, match="is a folder that holds no buffer or other files too,"
-    ):
+    with pytest.raises(FormatError, match="is a folder that holds no buffer or other files too,"):
         mr.load(tmp_path / "a.npz", model, overwrite=True)
     assert (model / "weights.bin").read_text() == "mine"
 

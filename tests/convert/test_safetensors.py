@@ -40,9 +40,7 @@ def test_the_library_reads_every_tensor_and_slices_of_it(source, tmp_path):
             tensor = found.get_tensor(name)
             assert str(tensor.dtype) == f"torch.{field.dtype}"
             whole = np.ascontiguousarray(rows[name])
-            assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == (
-                whole.tobytes()
-            )
+            assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == (whole.tobytes())
             part = found.get_slice(name)[3:7]
             assert part.reshape(-1).view(torch.uint8).numpy().tobytes() == (
                 np.ascontiguousarray(whole[3:7]).tobytes()
@@ -95,12 +93,13 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"x": GOOD, "__metadata__": {"mmreplay": "{}"}}, 8, "format must be"),
         ({"x": GOOD, "__metadata__": {"mmreplay.crc32c": 3}}, 8, "is no text"),
         (
-            {"x": GOOD, "__metadata__": {"mmreplay.crc32c": '{"x":"zz"}'}}, 8,
+            {"x": GOOD, "__metadata__": {"mmreplay.crc32c": '{"x":"zz"}'}},
+            8,
             "no checksums of 8 hex digits",
         ),
         ({f"x{i}": GOOD for i in range(10_001)}, 8, "must have at most 10000"),
     ],
-)  # fmt: skip
+)
 def test_lying_headers_are_refused(tmp_path, header, nbytes, message):
     path = tmp_path / "a.safetensors"
     text = json.dumps(header).encode()
@@ -147,8 +146,7 @@ def test_values_without_checksums_are_read_with_a_doubt(file):
     retold(file, lambda header: header.update({"x" + SUMS: header.pop(SUMS)}))
     report = load(file)
     assert report.doubts == (
-        f"{file.name} has no {SUMS!r} next to its description, so its values were not "
-        "checked",
+        f"{file.name} has no {SUMS!r} next to its description, so its values were not checked",
     )
     with mr.ReplayBuffer.open(file.with_name("target")) as target:
         assert target.gather_all()["x"].tolist() == [7, 9]

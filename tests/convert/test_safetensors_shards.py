@@ -93,9 +93,7 @@ def test_episodes_and_priorities_go_through_parts(source, folder, tmp_path):
 
 
 def test_a_folder_of_parts_is_replaced_on_request_and_no_other_is(source, folder):
-    with pytest.raises(
-        FormatError, match=r"already exists\. Choose another path, or pass"
-    ):
+    with pytest.raises(FormatError, match=r"already exists\. Choose another path, or pass"):
         mr.export(source, folder, part_bytes=1e6)
     mr.export(source, folder, part_bytes=1e6, overwrite=True)
     assert len(list(folder.iterdir())) == 2
@@ -106,9 +104,7 @@ def test_a_folder_of_parts_is_replaced_on_request_and_no_other_is(source, folder
 
 
 def test_a_part_alone_is_refused(folder, tmp_path):
-    with pytest.raises(
-        FormatError, match=r"is one of several files\. Name their folder or"
-    ):
+    with pytest.raises(FormatError, match=r"is one of several files\. Name their folder or"):
         mr.load(folder / shard_name(1, 7), tmp_path / "b")
 
 
@@ -143,10 +139,7 @@ FIRST, SECOND = shard_name(1, 7), shard_name(2, 7)
             lambda v: rename(v, FIRST, "../../etc/passwd"),
             r"must name the file .*, got '\.\./\.\./etc/passwd'",
         ),
-        (
-            lambda v: rename(v, FIRST, "/etc/passwd"),
-            "must name the file .*, got '/etc/passwd'",
-        ),
+        (lambda v: rename(v, FIRST, "/etc/passwd"), "must name the file .*, got '/etc/passwd'"),
         (
             lambda v: rename(v, FIRST, f"x/../{FIRST}"),
             r"must name .* got 'x/\.\./model-00001-of-00007\.safetensors'",
@@ -220,9 +213,7 @@ def test_a_part_without_a_column_is_refused(folder, tmp_path):
     path = folder / FIRST
     with safe_open(path, "pt") as file:
         header = file.metadata()
-    tensors = {
-        name: each for name, each in load_file(path).items() if "reward" not in name
-    }
+    tensors = {name: each for name, each in load_file(path).items() if "reward" not in name}
     tensors.pop("_flags.00001")
     save_file(tensors, path, {SHARD: header[SHARD]})
     with pytest.raises(FormatError, match="lacks the array '_flags'"):

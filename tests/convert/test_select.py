@@ -36,9 +36,7 @@ def listed(buffer):
     """Every row as (environment, position, flags), as a person would write it down."""
     rows = buffer.gather_all()
     flags = buffer.view.flags(rows.env_ids, rows.positions)
-    return list(
-        zip(rows.env_ids.tolist(), rows.positions.tolist(), flags.tolist(), strict=True)
-    )
+    return list(zip(rows.env_ids.tolist(), rows.positions.tolist(), flags.tolist(), strict=True))
 
 
 def grouped(rows):
@@ -60,11 +58,7 @@ def steps_of(rows):
     return [row[:2] for row in rows]
 
 
-slices = st.builds(
-    slice,
-    st.none() | st.integers(-30, 30),
-    st.none() | st.integers(-30, 30),
-)
+slices = st.builds(slice, st.none() | st.integers(-30, 30), st.none() | st.integers(-30, 30))
 
 
 @given(past=histories(), episodes=st.none() | slices, rows=st.none() | slices)
@@ -82,10 +76,7 @@ def test_what_is_chosen_is_what_a_list_of_rows_gives(tmp_path, past, episodes, r
         if not want and len(listed(source)):
             for call in (mr.export, mr.load):
                 origin = source if call is mr.export else place / "all.npz"
-                with pytest.raises(
-                    SchemaError,
-                    match=r"(rows|episodes) selects none of \d+, got",
-                ):
+                with pytest.raises(SchemaError, match=r"(rows|episodes) selects none of \d+, got"):
                     call(origin, place / "x.npz", **chosen_)
             return
         mr.export(source, place / "part.npz", **chosen_)
@@ -104,9 +95,7 @@ def test_what_is_chosen_is_what_a_list_of_rows_gives(tmp_path, past, episodes, r
                 both = dict(zip(steps_of(listed(source)), told[truncated], strict=True))
                 step = [not row[2] & FINAL for row in want]
                 got = np.asarray(kept[truncated])[step]
-                assert got.tolist() == [
-                    bool(both[row[:2]]) for row in want if not row[2] & FINAL
-                ]
+                assert got.tolist() == [bool(both[row[:2]]) for row in want if not row[2] & FINAL]
 
 
 def test_environments_and_fields_come_first(source, tmp_path):
@@ -129,9 +118,11 @@ def test_environments_and_fields_come_first(source, tmp_path):
 @pytest.mark.parametrize("fields", [["a"], ["a", "truncated"]])
 def test_a_step_truncated_by_a_resume_alone_stays_so(tmp_path, fields):
     schema = mr.Schema(
-        {name: mr.Field((), kind) for name, kind in
-         {"a": "int8", "terminated": "bool", "truncated": "bool"}.items()}
-    )  # fmt: skip
+        {
+            name: mr.Field((), kind)
+            for name, kind in {"a": "int8", "terminated": "bool", "truncated": "bool"}.items()
+        }
+    )
     step = {"terminated": False, "truncated": False}
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 9) as buffer:
         buffer.add(a=1, **step)
@@ -150,31 +141,17 @@ def test_a_step_truncated_by_a_resume_alone_stays_so(tmp_path, fields):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (
-            {"rows": slice(0, 9, 2)},
-            r"rows must be a slice of step 1, such as slice\(0, 100\)",
-        ),
-        (
-            {"episodes": 3},
-            r"a slice of step 1, such as slice\(0, 100\) \(0:100\), got 3\.",
-        ),
-        (
-            {"rows": slice("a")},
-            r"rows must be a slice of step 1, such as slice\(0, 100\)",
-        ),
-        (
-            {"rows": slice(99, None)},
-            r"rows selects none of 48, got 99:\. Select at least one\.",
-        ),
+        ({"rows": slice(0, 9, 2)}, r"rows must be a slice of step 1, such as slice\(0, 100\)"),
+        ({"episodes": 3}, r"a slice of step 1, such as slice\(0, 100\) \(0:100\), got 3\."),
+        ({"rows": slice("a")}, r"rows must be a slice of step 1, such as slice\(0, 100\)"),
+        ({"rows": slice(99, None)}, r"rows selects none of 48, got 99:\. Select at least one\."),
         (
             {"episodes": slice(3, 3)},
             r"episodes selects none of 18, got 3:3\. Select at least one\.",
         ),
     ],
 )
-def test_rows_and_fields_outside_the_source_are_refused(
-    source, tmp_path, choice, message
-):
+def test_rows_and_fields_outside_the_source_are_refused(source, tmp_path, choice, message):
     with pytest.raises(SchemaError, match=message):
         mr.export(source, tmp_path / "a.npz", **choice)
     assert not (tmp_path / "a.npz").exists()
@@ -187,8 +164,7 @@ def test_rows_of_unknown_environments_are_refused_while_counting(source, tmp_pat
     arrays["_env_id"][-1] = 7
     np.savez(tmp_path / "b.npz", **arrays)
     with pytest.raises(
-        SourceError,
-        match=r"environment 7: environments must be in \[0, 2\)\. The source",
+        SourceError, match=r"environment 7: environments must be in \[0, 2\)\. The source"
     ):
         mr.load(tmp_path / "b.npz", tmp_path / "b", episodes=slice(0, 2))
 
@@ -211,8 +187,13 @@ def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
 def test_the_command_line_chooses_likewise(cli, source, tmp_path):
     source.commit()
     want = listed(source)
-    for text, rows in (("3:9", want[3:9]), (":5", want[:5]), ("-4:", want[-4:]),
-                       ("2", want[2:3]), ("-1", want[-1:])):  # fmt: skip
+    for text, rows in (
+        ("3:9", want[3:9]),
+        (":5", want[:5]),
+        ("-4:", want[-4:]),
+        ("2", want[2:3]),
+        ("-1", want[-1:]),
+    ):
         place = tmp_path / f"rows{text}"
         assert cli(source.path, place, "--to", "buffer", f"--rows={text}")[0] == 0
         with mr.ReplayBuffer.open(place) as part:
@@ -235,8 +216,7 @@ def test_an_invalid_range_is_a_usage_error(cli, source, tmp_path, text):
 
 def test_a_dry_run_tells_what_is_chosen_and_what_it_would_take(cli, source, tmp_path):
     source.commit()
-    plan = json.loads(cli(source.path, tmp_path / "a.npz", "-n", "--json",
-                          "--rows", "0:7")[1])  # fmt: skip
+    plan = json.loads(cli(source.path, tmp_path / "a.npz", "-n", "--json", "--rows", "0:7")[1])
     assert plan["rows"] == 7
     cli(source.path, tmp_path / "a.npz", "--rows", "0:7")
     assert plan["target_nbytes"] == (tmp_path / "a.npz").stat().st_size
@@ -264,10 +244,7 @@ def test_choices_may_be_arrays(source, tmp_path):
             {"env_ids": [[0], [0, 1]]},
             r"env_ids must be one or more integers in \[0, 2\), got \[\[0\],",
         ),
-        (
-            {"fields": np.array([])},
-            r"fields must be a list of at least one path, got array\(\[\],",
-        ),
+        ({"fields": np.array([])}, r"fields must be a list of at least one path, got array\(\[\],"),
         ({"fields": 3}, r"fields must be a list of at least one path, got 3\. Leave"),
     ],
 )

@@ -19,8 +19,7 @@ def test_a_foreign_file_under_the_name_of_a_sidecar_is_preserved(source, tmp_pat
     for text in ("precious", "{}", '{"csv": 3}'):
         place.write_text(text)
         with pytest.raises(
-            FormatError,
-            match=r"exists and is not a sidecar of mmreplay\. Move it away, or",
+            FormatError, match=r"exists and is not a sidecar of mmreplay\. Move it away, or"
         ):
             mr.export(source, tmp_path / "a.csv")
         assert place.read_text() == text

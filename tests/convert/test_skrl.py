@@ -56,9 +56,7 @@ def read(path):
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_tensors_are_theirs_and_chronological(
-    tmp_path, suffix, num_envs, mapped, monkeypatch
-):
+def test_tensors_are_theirs_and_chronological(tmp_path, suffix, num_envs, mapped, monkeypatch):
     if not mapped:
         monkeypatch.setattr(tensor_file, "file_system", lambda path: "btrfs")
     path = tmp_path / f"a{suffix}"
@@ -73,9 +71,7 @@ def test_tensors_are_theirs_and_chronological(
             assert found[name].shape == (40, num_envs, *(field.shape or (1,)))
             for env in range(num_envs):
                 want = np.asarray(rows[name])[rows.env_ids == env]
-                np.testing.assert_array_equal(
-                    found[name][:, env].reshape(want.shape), want
-                )
+                np.testing.assert_array_equal(found[name][:, env].reshape(want.shape), want)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -172,9 +168,7 @@ def test_a_full_memory_needs_its_cursor(tmp_path, suffix):
         memory.add(number)
     path = tmp_path / f"a{suffix}"
     memory.save(path)
-    with pytest.raises(
-        SourceError, match="file does not say which step is the oldest:"
-    ):
+    with pytest.raises(SourceError, match="file does not say which step is the oldest:"):
         mr.load(path, tmp_path / "b", layout="skrl", strict=True)
     mr.load(path, tmp_path / "b", layout="skrl", cursor=memory.cursor, strict=True)
     for env in range(2):
@@ -208,9 +202,7 @@ def test_ends_that_are_floats_may_be_missing_where_nothing_was_written(tmp_path)
     assert numbers(tmp_path / "b", 0)[1][0] == 5
     ends[3, 1] = torch.nan
     memory.save(tmp_path / "b.pt")
-    with pytest.raises(
-        SourceError, match=r"'terminated' .*got NaN or no value in row 7"
-    ):
+    with pytest.raises(SourceError, match=r"'terminated' .*got NaN or no value in row 7"):
         mr.load(tmp_path / "b.pt", tmp_path / "c", layout="skrl")
 
 
@@ -226,8 +218,7 @@ def test_final_observations_are_left_out_and_reported(tmp_path):
             for name, field in schema.fields.items()
         }
         buffer.extend(
-            given | {"terminated": ends},
-            final_observation=np.ones((4, 2, 3), np.float32),
+            given | {"terminated": ends}, final_observation=np.ones((4, 2, 3), np.float32)
         )
         report = mr.export(buffer, tmp_path / "a.npz", layout="skrl")
     assert "1 final observations were left out" in report.notes[0]
@@ -253,14 +244,10 @@ def test_environments_of_different_length_end_in_nans(tmp_path):
 
 def test_bfloat16_goes_to_pt_and_not_to_npz(tmp_path):
     schema = mr.Schema({"a": mr.Field((2,), "bfloat16")})
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 8, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 8, 2, autoreset="disabled") as buffer:
         buffer.extend(a=np.arange(12, dtype=np.uint16).reshape(3, 2, 2) + 0x3F80)
         buffer.extend(a=np.full((1, 1, 2), 0x4000, np.uint16), env_ids=[0])
-        with pytest.raises(
-            SchemaError, match="'a': skrl's layout cannot store bfloat16 in"
-        ):
+        with pytest.raises(SchemaError, match="'a': skrl's layout cannot store bfloat16 in"):
             mr.export(buffer, tmp_path / "a.npz", layout="skrl")
         mr.export(buffer, tmp_path / "a.pt", layout="skrl")
     found = torch.load(tmp_path / "a.pt", weights_only=True)["a"]
@@ -275,23 +262,11 @@ def test_bfloat16_goes_to_pt_and_not_to_npz(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"layout": "theirs"},
-            "layout must be 'skrl', or None for mmreplay's own, got",
-        ),
+        ({"layout": "theirs"}, "layout must be 'skrl', or None for mmreplay's own, got"),
         ({"size": 3}, r"size needs layout='skrl', got 3 without a layout\. Pass"),
-        (
-            {"layout": "skrl", "size": 41},
-            r"size must be an integer in \[0, 40\], since the",
-        ),
-        (
-            {"layout": "skrl", "cursor": 40},
-            r"cursor must be an integer in \[0, 39\], since",
-        ),
-        (
-            {"layout": "skrl", "cursor": 3, "size": 9},
-            "cursor must be 9 in a memory with that many",
-        ),
+        ({"layout": "skrl", "size": 41}, r"size must be an integer in \[0, 40\], since the"),
+        ({"layout": "skrl", "cursor": 40}, r"cursor must be an integer in \[0, 39\], since"),
+        ({"layout": "skrl", "cursor": 3, "size": 9}, "cursor must be 9 in a memory with that many"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, options, message):
@@ -313,6 +288,4 @@ def test_no_row_of_a_memory_without_floats_counts_as_unwritten(tmp_path):
     np.savez(tmp_path / "a.npz", a=np.zeros((3, 2, 1), np.int32))
     report = mr.load(tmp_path / "a.npz", tmp_path / "b", layout="skrl")
     assert report.rows == 6
-    assert "no float tensor marks steps that were never written" in "".join(
-        report.doubts
-    )
+    assert "no float tensor marks steps that were never written" in "".join(report.doubts)

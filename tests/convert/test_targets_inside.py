@@ -31,10 +31,7 @@ def test_a_file_inside_is_refused(source, tmp_path, name, linked):
     message = MESSAGE.format(target=target, source=origin)
     with pytest.raises(FormatError, match=message):
         mr.export(origin, target)
-    with (
-        mr.ReplayBuffer.open(origin) as buffer,
-        pytest.raises(FormatError, match=message),
-    ):
+    with mr.ReplayBuffer.open(origin) as buffer, pytest.raises(FormatError, match=message):
         mr.export(buffer, target)
     assert listed(tmp_path) == before
 
@@ -69,8 +66,5 @@ def test_a_sibling_and_the_source_itself_are_not_inside(source, tmp_path):
     mr.export(source, tmp_path / "ab" / "a.npz")
     mr.load(source, tmp_path / "b")
     mr.load(source, source, overwrite=True)
-    with (
-        mr.ReplayBuffer.open(source) as one,
-        mr.ReplayBuffer.open(tmp_path / "b") as other,
-    ):
+    with mr.ReplayBuffer.open(source) as one, mr.ReplayBuffer.open(tmp_path / "b") as other:
         same(one, other)

@@ -29,9 +29,7 @@ def forms():
         "large_string": pa.array(WORDS, pa.large_string()),
         "string_view": pa.array(WORDS, pa.string_view()),
         "dictionary": pa.array(WORDS).dictionary_encode(),
-        "dictionary of large_string": pa.array(
-            WORDS, pa.large_string()
-        ).dictionary_encode(),
+        "dictionary of large_string": pa.array(WORDS, pa.large_string()).dictionary_encode(),
         "dictionary of int8": pa.array(WORDS).cast(pa.dictionary(pa.int8(), "string")),
         "binary": pa.array(raw),
         "binary_view": pa.array(raw, pa.binary_view()),
@@ -103,16 +101,11 @@ def lerobot(folder, words):
         }
     )
     pq.write_table(table, folder / "data" / "chunk-000" / "episode_000000.parquet")
-    info = {
-        "codebase_version": "v2.1", "total_episodes": 2, "total_frames": 4,
-        "features": {},
-    }  # fmt: skip
+    info = {"codebase_version": "v2.1", "total_episodes": 2, "total_frames": 4, "features": {}}
     (folder / "meta" / "info.json").write_text(json.dumps(info))
 
 
-@pytest.mark.parametrize(
-    "form", ["string", "large_string", "string_view", "dictionary"]
-)
+@pytest.mark.parametrize("form", ["string", "large_string", "string_view", "dictionary"])
 def test_words_of_lerobot_are_a_field(tmp_path, form):
     lerobot(tmp_path / "set", forms()[form])
     mr.load(tmp_path / "set", tmp_path / "b", strict=True)
@@ -131,9 +124,7 @@ def test_words_of_lerobot_are_a_field(tmp_path, form):
 def test_words_of_lerobot_that_are_left_out_are_a_doubt(tmp_path, words, why):
     lerobot(tmp_path / "set", words)
     assert len(mr.load(tmp_path / "set", tmp_path / "b").doubts) == 1
-    with pytest.raises(
-        SourceError, match=f"column 'language_instruction' was left out: {why}"
-    ):
+    with pytest.raises(SourceError, match=f"column 'language_instruction' was left out: {why}"):
         mr.load(tmp_path / "set", tmp_path / "c", strict=True)
 
 

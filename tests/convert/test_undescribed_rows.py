@@ -55,9 +55,7 @@ def stripped(buffer, path, change=lambda columns: columns):
             header, *rows = csv.reader(file)
         columns = change(dict(zip(header, np.array(rows, object).T, strict=True)))
         with path.open("w", newline="") as file:
-            csv.writer(file).writerows(
-                [list(columns), *zip(*columns.values(), strict=True)]
-            )
+            csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
     elif path.suffix == ".npz":
         with np.load(path) as found:
             columns = {k: found[k] for k in found.files if k != "mmreplay.json"}
@@ -153,14 +151,9 @@ def test_some_fields_alone_have_the_same_rows(buffer, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["npz", "csv", "parquet", "safetensors", "pt"])
-@pytest.mark.parametrize(
-    "names", [("a", "a/b"), ("a/b", "x", "a"), ("a", "a/b", "a_b")]
-)
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "x", "a"), ("a", "a/b", "a_b")])
 def test_a_column_inside_another_is_joined_to_it(tmp_path, ending, names):
-    columns, path = (
-        {n: np.arange(4) + ord(n[-1]) for n in names},
-        tmp_path / f"a.{ending}",
-    )
+    columns, path = ({n: np.arange(4) + ord(n[-1]) for n in names}, tmp_path / f"a.{ending}")
     if ending == "npz":
         np.savez(path, **columns)
     elif ending == "safetensors":
@@ -192,9 +185,10 @@ def test_texts_inside_another_column_are_joined_to_it(tmp_path):
     texts = pa.array(["x", "yz", "", "w"])
     pq.write_table(pa.table({"a": np.arange(4), "a/t": texts}), tmp_path / "a.parquet")
     np.savez(
-        tmp_path / "a.npz", **{"a/x": np.arange(4), "a.values": np.arange(6)},
+        tmp_path / "a.npz",
+        **{"a/x": np.arange(4), "a.values": np.arange(6)},
         **{"a.offsets": np.array([0, 1, 3, 3, 6])},
-    )  # fmt: skip
+    )
     mr.load(tmp_path / "a.parquet", tmp_path / "b")
     with mr.ReplayBuffer.open(tmp_path / "b") as found:
         assert found.gather_all()["a_t"].text() == texts.to_pylist()

@@ -21,12 +21,7 @@ from mmreplay.convert.buffer_writer import open_writer
 from mmreplay.convert.transfer import describe
 from mmreplay.convert.values import split_by_bytes
 from mmreplay.disk import files
-from mmreplay.errors import (
-    CorruptError,
-    FormatError,
-    SchemaError,
-    SourceError,
-)
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from mmreplay.testing.formats import peak
 from mmreplay.verify import verify_buffer
 from tests.convert.contract import error_of
@@ -49,9 +44,22 @@ FORMATS = {
 EVERY = pytest.mark.parametrize("name", FORMATS)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 HARD = (
-    "", "=1+1", 'a"b,c\r\n\n', "\0", "\r", "\ufeff", "å\x1b[31m<b>", "null", "'", " x ",
-    "\\n", "[1]", "@SUM(A1)", "\t", "\u2028",
-)  # fmt: skip
+    "",
+    "=1+1",
+    'a"b,c\r\n\n',
+    "\0",
+    "\r",
+    "\ufeff",
+    "å\x1b[31m<b>",
+    "null",
+    "'",
+    " x ",
+    "\\n",
+    "[1]",
+    "@SUM(A1)",
+    "\t",
+    "\u2028",
+)
 KINDS = {
     "points": mr.Field((None, 2), "float32", max_length=6),
     "text": mr.Field.text(max_bytes=60),
@@ -105,9 +113,7 @@ def fill(buffer, steps, rng, texts=HARD):
 
 def make(path, fields=KINDS, num_envs=2, capacity=12, steps=20, seed=0, **options):
     options = {"heap_bytes": 32768, "autoreset": "disabled"} | options
-    buffer = mr.ReplayBuffer.create(
-        path, mr.Schema(fields), capacity, num_envs, **options
-    )
+    buffer = mr.ReplayBuffer.create(path, mr.Schema(fields), capacity, num_envs, **options)
     fill(buffer, steps, np.random.default_rng(seed))
     return buffer
 
@@ -165,9 +171,7 @@ def test_lists_of_values_come_back(name, tmp_path_factory):
             "text": TEXTS,
             "tokens": st.lists(st.integers(-(2**15), 2**15 - 1), max_size=9),
             "raw": st.binary(max_size=9),
-            "points": st.lists(
-                st.tuples(*[st.floats(width=32, allow_nan=False)] * 2), max_size=4
-            ),
+            "points": st.lists(st.tuples(*[st.floats(width=32, allow_nan=False)] * 2), max_size=4),
         }
     )
     fields = {key: KINDS[key] for key in ("text", "tokens", "raw", "points")}
@@ -178,9 +182,8 @@ def test_lists_of_values_come_back(name, tmp_path_factory):
         folder = tmp_path_factory.mktemp("model")
         schema = mr.Schema(fields)
         buffer = mr.ReplayBuffer.create(
-            folder / "source", schema, 9, num_envs, heap_bytes=8192,
-            autoreset="disabled",
-        )  # fmt: skip
+            folder / "source", schema, 9, num_envs, heap_bytes=8192, autoreset="disabled"
+        )
         with buffer:
             for each in rows:
                 points = np.array(each["points"], np.float32).reshape(-1, 2)
@@ -216,9 +219,7 @@ def test_rows_and_fields_are_selected_on_both_sides(name, tmp_path):
     with make(tmp_path / "source") as source:
         every = rows_of(source)
         paths = ["tokens", "text", "terminated"]
-        mr.export(
-            source, file, fields=paths, env_ids=[1], rows=slice(2, 9), **FORMATS[name]
-        )
+        mr.export(source, file, fields=paths, env_ids=[1], rows=slice(2, 9), **FORMATS[name])
     found, loaded, _ = again(tmp_path, file, rows=slice(1, 5))
     places = sorted(place for place in every if place[0] == 1)[3:7]
     kept = (*paths, "", "final")
@@ -264,10 +265,12 @@ def test_final_rows_and_priorities_go_along(name, tmp_path):
         for number in range(20):
             last = number % 5 == 4
             buffer.add(
-                observation=observation(), tokens=value_of(KINDS["tokens"], rng),
-                reward=float(number), terminated=last,
+                observation=observation(),
+                tokens=value_of(KINDS["tokens"], rng),
+                reward=float(number),
+                terminated=last,
                 final_observation=observation() if last else None,
-            )  # fmt: skip
+            )
         batch = buffer.sample(8)
         buffer.update_priorities(batch, np.arange(8) + 1.0)
         buffer.commit()
@@ -308,9 +311,7 @@ def test_the_heap_is_the_sources_or_planned_or_passed(tmp_path, cli):
         mr.export(source, tmp_path / "a.npz")
     _, metadata, report = again(tmp_path, tmp_path / "a.npz")
     assert metadata.heap_nbytes == 32768
-    assert (
-        "heap_bytes is 32.00 KiB per environment, as in the source" in report.notes[0]
-    )
+    assert "heap_bytes is 32.00 KiB per environment, as in the source" in report.notes[0]
     found, metadata, report = again(tmp_path, tmp_path / "a.npz", capacity=40)
     same(found, expected)
     assert metadata.heap_nbytes != 32768
@@ -353,9 +354,7 @@ def test_a_heap_that_is_too_small_for_a_row_is_refused(tmp_path):
 
 def test_a_planned_heap_holds_the_rows_also_of_a_writer_that_goes_on(tmp_path):
     fields = {"text": mr.Field.text(max_bytes=3000), "terminated": KINDS["terminated"]}
-    buffer = mr.ReplayBuffer.create(
-        tmp_path / "source", mr.Schema(fields), 50, heap_bytes=1 << 20
-    )
+    buffer = mr.ReplayBuffer.create(tmp_path / "source", mr.Schema(fields), 50, heap_bytes=1 << 20)
     with buffer:
         for number in range(50):
             # The newest are the longest, and longer than the average.
@@ -378,22 +377,16 @@ def test_rows_that_a_smaller_heap_cannot_hold_are_left_out_and_counted(tmp_path)
     found, _, report = again(tmp_path, tmp_path / "a.npz", heap_bytes=least)
     assert len(found) < len(expected)
     lost = len(expected) - len(found)
-    assert f"the oldest {lost} rows were left out: heap_bytes of 4,096 do" in str(
-        report.notes
-    )
+    assert f"the oldest {lost} rows were left out: heap_bytes of 4,096 do" in str(report.notes)
     same(found, {place: expected[place] for place in found})
     for env_id in range(2):
         kept = sorted(p for e, p in found if e == env_id)
         assert kept == sorted(p for e, p in expected if e == env_id)[-len(kept) :]
 
 
-@pytest.mark.parametrize(
-    "heap_bytes", [None, pytest.param(4096, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("heap_bytes", [None, pytest.param(4096, marks=pytest.mark.slow)])
 @EVERY
-def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(
-    name, heap_bytes, tmp_path
-):
+def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(name, heap_bytes, tmp_path):
     options = {"capacity": 60, "steps": 70, "heap_bytes": 65536}
     with make(tmp_path / "source", layout="time_major", **options) as source:
         expected = rows_of(source)
@@ -421,18 +414,21 @@ def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 def test_of_final_rows_only_observations_have_values(engine, tmp_path):
     fields = {
-        "observation": mr.Field.text(max_bytes=40), "more": mr.Field.text(max_bytes=40),
+        "observation": mr.Field.text(max_bytes=40),
+        "more": mr.Field.text(max_bytes=40),
         "terminated": mr.Field((), "bool"),
-    }  # fmt: skip
+    }
     with mr.ReplayBuffer.create(
         tmp_path / "source", mr.Schema(fields), 90, heap_bytes=65536
     ) as source:
         for number in range(40):
             last = number % 5 == 4
             source.add(
-                observation=f"seen {number}", more=f"more {number}", terminated=last,
+                observation=f"seen {number}",
+                more=f"more {number}",
+                terminated=last,
                 final_observation=f"final {number}" if last else None,
-            )  # fmt: skip
+            )
         expected = rows_of(source)
         reader = BufferReader(source)
         writer = open_writer(tmp_path / "again", describe(reader), engine=engine)
@@ -454,9 +450,7 @@ def test_of_final_rows_only_observations_have_values(engine, tmp_path):
 
 def test_a_compressed_ring_becomes_files_and_a_ring_of_either_engine(tmp_path):
     # Its heap holds the values of some of its rows, and its shards those of all.
-    with make(
-        tmp_path / "source", engine="zarr", capacity=60, steps=70, heap_bytes=4096
-    ) as source:
+    with make(tmp_path / "source", engine="zarr", capacity=60, steps=70, heap_bytes=4096) as source:
         expected = rows_of(source)
         mr.export(source, tmp_path / "a.npz")
     found, metadata, report = again(tmp_path, tmp_path / "a.npz")
@@ -473,9 +467,15 @@ def test_the_command_line_makes_a_compressed_ring(tmp_path, cli):
         expected = rows_of(source)
         mr.export(source, tmp_path / "a.npz")
     code, out, _ = cli(
-        tmp_path / "a.npz", tmp_path / "again", "--engine", "zarr", "--codec", "zstd",
-        "--heap-bytes", "8 KiB",
-    )  # fmt: skip
+        tmp_path / "a.npz",
+        tmp_path / "again",
+        "--engine",
+        "zarr",
+        "--codec",
+        "zstd",
+        "--heap-bytes",
+        "8 KiB",
+    )
     assert code == 0
     assert "heap_bytes is 8.00 KiB per environment" in out
     with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
@@ -524,9 +524,7 @@ def texts(tmp_path):
 def arrays_are(arrays, rows):
     """Values and offsets hold the rows."""
     for path, dtype in (("tokens", np.int16), ("raw", np.uint8), ("text", np.uint8)):
-        offsets, values = (
-            np.asarray(arrays[f"{path}.{n}"]) for n in ("offsets", "values")
-        )
+        offsets, values = (np.asarray(arrays[f"{path}.{n}"]) for n in ("offsets", "values"))
         assert offsets.dtype == np.int64
         assert values.dtype == dtype
         for at, row in enumerate(rows):
@@ -605,17 +603,9 @@ BAD = {
         lambda a: np.where(np.arange(len(a)) == 0, 0, a[-1]),
         "row 0 must have 0 to 60 items",
     ),
-    "values left over": (
-        ".values",
-        lambda a: np.concatenate([a, a]),
-        "the last offset must be",
-    ),
+    "values left over": (".values", lambda a: np.concatenate([a, a]), "the last offset must be"),
     "no UTF-8": (".values", lambda a: a | 0x80, "row .* must be UTF-8"),
-    "values of another dtype": (
-        ".values",
-        lambda a: a.astype(np.int16),
-        "must be uint8",
-    ),
+    "values of another dtype": (".values", lambda a: a.astype(np.int16), "must be uint8"),
     "values missing": (".values", lambda a: a[:-1].copy(), "offsets must rise"),
 }
 
@@ -701,9 +691,7 @@ def test_forged_cells_are_refused_by_line_and_column(path, cell, tmp_path):
 def test_what_is_forged_is_refused_by_name_or_loaded(format, tmp_path):
     with forged_values.make_buffer(tmp_path / "source") as source:
         mr.export(source, tmp_path / f"a.{format}")
-    held = {
-        each.name: each.read_bytes() for each in sorted(tmp_path.glob(f"a.{format}*"))
-    }
+    held = {each.name: each.read_bytes() for each in sorted(tmp_path.glob(f"a.{format}*"))}
     refused = 0
     for number in range(40):
         rng = np.random.default_rng(number)
@@ -711,9 +699,7 @@ def test_what_is_forged_is_refused_by_name_or_loaded(format, tmp_path):
         for name, data in made.items():
             (tmp_path / name).write_bytes(data)
         error = error_of(
-            lambda: mr.load(
-                tmp_path / f"a.{format}", tmp_path / "target", overwrite=True
-            )
+            lambda: mr.load(tmp_path / f"a.{format}", tmp_path / "target", overwrite=True)
         )
         if error is not None:
             refused += 1
@@ -727,9 +713,7 @@ def test_what_is_forged_is_refused_by_name_or_loaded(format, tmp_path):
 
 @pytest.mark.parametrize("format", ["npz", "pt", "safetensors"])
 def test_a_field_with_the_name_of_an_array_is_refused(format, tmp_path):
-    fields = {
-        "a": KINDS["tokens"], "a.offsets": mr.Field((), "int64"),
-    }  # fmt: skip
+    fields = {"a": KINDS["tokens"], "a.offsets": mr.Field((), "int64")}
     with (
         make(tmp_path / "source", fields, num_envs=1) as source,
         pytest.raises(SchemaError, match=r"'a\.offsets' has the name of an array"),
@@ -746,10 +730,7 @@ def test_a_field_with_the_name_of_an_array_is_refused(format, tmp_path):
     ],
 )
 def test_layouts_of_others_refuse_fields_that_vary(target, options, message, tmp_path):
-    with (
-        make(tmp_path / "source", num_envs=1) as source,
-        pytest.raises(SchemaError, match=message),
-    ):
+    with make(tmp_path / "source", num_envs=1) as source, pytest.raises(SchemaError, match=message):
         mr.export(source, tmp_path / target, **options)
     assert not (tmp_path / target).exists()
 
@@ -862,8 +843,7 @@ def write_table(path, columns, **options):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"use_dictionary": False, "row_group_size": 7}, {"data_page_version": "2.0"}],
+    "options", [{}, {"use_dictionary": False, "row_group_size": 7}, {"data_page_version": "2.0"}]
 )
 def test_strings_bytes_and_lists_of_others_become_fields_that_vary(options, tmp_path):
     pa = pytest.importorskip("pyarrow")
@@ -915,9 +895,7 @@ def test_strings_bytes_and_lists_of_others_become_fields_that_vary(options, tmp_
     ],
 )
 def test_lists_whose_average_length_is_the_first_ones_vary(lists, tmp_path):
-    path = write_table(
-        tmp_path / "a.parquet", {"reward": np.arange(float(len(lists))), "x": lists}
-    )
+    path = write_table(tmp_path / "a.parquet", {"reward": np.arange(float(len(lists))), "x": lists})
     mr.load(path, tmp_path / "again")
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         assert loaded.schema["x"].varies
@@ -936,9 +914,7 @@ def test_lists_whose_average_length_is_the_first_ones_vary(lists, tmp_path):
 def test_lists_that_lack_values_are_left_out(lists, tmp_path):
     path = write_table(tmp_path / "a.parquet", {"reward": np.arange(4.0), "x": lists})
     report = mr.load(path, tmp_path / "again")
-    assert any(
-        "column 'x' of" in d and "has empty values (null)" in d for d in report.doubts
-    )
+    assert any("column 'x' of" in d and "has empty values (null)" in d for d in report.doubts)
     with mr.ReplayBuffer.open(tmp_path / "again") as loaded:
         assert "x" not in loaded.schema
         assert loaded.gather_all()["reward"].tolist() == [0, 1, 2, 3]
@@ -1075,8 +1051,10 @@ def test_the_process_does_not_grow_with_the_values(name, tmp_path):
     files_ = [tmp_path / "source", tmp_path / f"a.{name}", tmp_path / "again"]
     ran = subprocess.run(
         [sys.executable, "-c", ANONYMOUS, *map(str, files_)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert (tmp_path / f"a.{name}").stat().st_size > 250 << 20
     assert int(ran.stdout) < 224 << 20
 
@@ -1097,9 +1075,15 @@ def test_each_row_whose_bytes_are_needed_is_in_one_file(engine, every, tmp_path)
     fields = {"text": mr.Field.text(max_bytes=400), "tokens": KINDS["tokens"]}
     path = None if engine == "memory" else tmp_path / "source"
     buffer = mr.ReplayBuffer.create(
-        path, mr.Schema(fields), 60, 2, heap_bytes=8192, engine=engine,
-        autoreset="disabled", commit_every=0.01,
-    )  # fmt: skip
+        path,
+        mr.Schema(fields),
+        60,
+        2,
+        heap_bytes=8192,
+        engine=engine,
+        autoreset="disabled",
+        commit_every=0.01,
+    )
     rng, rows = np.random.default_rng(1), []
     with buffer, mr.AutoExport(buffer, tmp_path / "files", every=every) as exports:
         for _ in range(300):
@@ -1144,9 +1128,7 @@ def test_a_damaged_value_is_in_no_file_and_its_row_stays(tmp_path):
 
 @pytest.mark.crash
 @pytest.mark.parametrize(("engine", "capacity"), [("memmap", 500), ("zarr", 64)])
-def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(
-    engine, capacity, tmp_path
-):
+def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(engine, capacity, tmp_path):
     """Rows end as their bytes are needed, long before the capacity is reached.
 
     Those of a compressed buffer end by the capacity, long after their bytes.
@@ -1160,9 +1142,13 @@ def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(
         def write(folder=folder):
             fields = {"text": mr.Field.text(max_bytes=400)}
             buffer = mr.ReplayBuffer.create(
-                folder / "buffer", mr.Schema(fields), capacity, heap_bytes=8192,
-                commit_every=0.005, engine=engine,
-            )  # fmt: skip
+                folder / "buffer",
+                mr.Schema(fields),
+                capacity,
+                heap_bytes=8192,
+                commit_every=0.005,
+                engine=engine,
+            )
             with mr.AutoExport(buffer, folder / "files"):
                 for number in range(100_000):
                     buffer.add(text=f"{number} " * (number % 60))

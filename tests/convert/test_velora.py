@@ -24,9 +24,7 @@ NEXT_OBSERVATION = {
     "next_observation/a": mr.Field((2,), "float32"),
     "next_observation/b": mr.Field((), "uint8"),
 }
-KEYS = [
-    "capacity", "state_dim", "action_dim", "hidden_dim", "position", "size", "device",
-]  # fmt: skip
+KEYS = ["capacity", "state_dim", "action_dim", "hidden_dim", "position", "size", "device"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +35,7 @@ def _hurry(monkeypatch):
 
 def state(env, number):
     """The observation before a step: of environment, step and a small number."""
-    return {
-        "a": np.array([env, number], np.float32), "b": np.uint8((env + number) % 251),
-    }  # fmt: skip
+    return {"a": np.array([env, number], np.float32), "b": np.uint8((env + number) % 251)}
 
 
 def flat(observation):
@@ -63,9 +59,12 @@ def play(buffer, steps, stored, autoreset, seed):
             return {key: np.stack([one[key] for one in values]) for key in "ab"}
 
         given = {
-            "observation": stack(now), "action": action, "reward": reward,
-            "terminated": terminated, "truncated": truncated,
-        }  # fmt: skip
+            "observation": stack(now),
+            "action": action,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+        }
         if stored:
             buffer.add(given | {"next_observation": stack(after)})
         elif autoreset == "same_step":
@@ -99,9 +98,7 @@ def test_rows_are_the_transitions(tmp_path, num_envs, autoreset, stored, seed):
                 if not each[-1][4]:
                     each[-1] = (*each[-1][:3], None, 0.0)
         want = [row for each in lists for row in each if row[3] is not None]
-        report = mr.export(
-            buffer, tmp_path / "v", format="safetensors", layout="velora"
-        )
+        report = mr.export(buffer, tmp_path / "v", format="safetensors", layout="velora")
     lost = sum(len(each) for each in lists) - len(want)
     assert (f"{lost} steps were left out" in "".join(report.notes)) == (lost > 0)
     metadata = json.loads((tmp_path / "v" / "buffer_metadata.json").read_text())
@@ -126,9 +123,7 @@ def test_rows_are_the_transitions(tmp_path, num_envs, autoreset, stored, seed):
 
 def test_steps_wait_for_the_next_block(tmp_path, monkeypatch):
     schema = mr.Schema.from_flat(FIELDS)
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 500, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 500, 2, autoreset="disabled") as buffer:
         play(buffer, 40, False, "disabled", 3)
         for name, rows in (("v", None), ("w", 1), ("x", 7)):
             if rows is not None:
@@ -145,19 +140,21 @@ def velora(folder, adds, capacity=4, prefix="buffer_", **change):
     """What velora's own save leaves after so many adds into a ring."""
     folder.mkdir(exist_ok=True)
     tensors = {
-        "states": torch.zeros(capacity, 2), "actions": torch.zeros(capacity, 1),
-        "rewards": torch.zeros(capacity, 1), "next_states": torch.zeros(capacity, 2),
-        "dones": torch.zeros(capacity, 1), "hiddens": torch.zeros(capacity, 3),
-    }  # fmt: skip
+        "states": torch.zeros(capacity, 2),
+        "actions": torch.zeros(capacity, 1),
+        "rewards": torch.zeros(capacity, 1),
+        "next_states": torch.zeros(capacity, 2),
+        "dones": torch.zeros(capacity, 1),
+        "hiddens": torch.zeros(capacity, 3),
+    }
     for number in range(adds):
         at = number % capacity
         for name, tensor in tensors.items():
             tensor[at] = number + (name == "next_states")
         tensors["dones"][at] = number % 3 == 2
     metadata = dict(
-        zip(KEYS, (capacity, 2, 1, 3, adds % capacity, min(adds, capacity), None),
-            strict=True)
-    )  # fmt: skip
+        zip(KEYS, (capacity, 2, 1, 3, adds % capacity, min(adds, capacity), None), strict=True)
+    )
     (folder / f"{prefix}metadata.json").write_text(json.dumps(metadata | change))
     save_file(tensors, folder / f"{prefix}state.safetensors")
     return folder
@@ -185,9 +182,7 @@ def test_a_pair_comes_in_in_the_order_of_its_adds(tmp_path, adds, by):
 
 def test_what_was_written_comes_in_again_and_under_any_prefix(tmp_path):
     schema = mr.Schema.from_flat(FIELDS | NEXT_OBSERVATION)
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 500, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 500, 2, autoreset="disabled") as buffer:
         play(buffer, 30, True, "disabled", 5)
         options = {"format": "safetensors", "layout": "velora", "prefix": "v1.2_"}
         mr.export(buffer, tmp_path / "v", **options)
@@ -207,22 +202,16 @@ def test_an_agents_checkpoint_is_known(tmp_path):
     (folder / "metadata.json").write_text(json.dumps({"model": {}, "buffer": inner}))
     assert mr.load(folder, tmp_path / "b").rows == 4
     for name in ("model", "optim"):
-        save_file(
-            {"actor.weight": torch.zeros(3)}, folder / f"{name}_state.safetensors"
-        )
+        save_file({"actor.weight": torch.zeros(3)}, folder / f"{name}_state.safetensors")
     assert registry.source_format(folder).name == "safetensors-folder"
     mr.load(folder, tmp_path / "c")
-    with (
-        mr.ReplayBuffer.open(tmp_path / "b") as one,
-        mr.ReplayBuffer.open(tmp_path / "c") as other,
-    ):
+    with mr.ReplayBuffer.open(tmp_path / "b") as one, mr.ReplayBuffer.open(tmp_path / "c") as other:
         rows, again = one.gather_all(), other.gather_all()
         assert rows.fields.keys() == again.fields.keys()
         assert all((rows[path] == again[path]).all() for path in one.schema.paths)
     (folder / "buffer_state.safetensors").unlink()
     with pytest.raises(
-        FormatError,
-        match=r"v is a checkpoint of velora without its buffer\. Save it with buffer=T",
+        FormatError, match=r"v is a checkpoint of velora without its buffer\. Save it with buffer=T"
     ):
         mr.load(folder, tmp_path / "d")
 
@@ -243,11 +232,7 @@ def test_what_does_not_fit_together_is_a_doubt_or_an_error(tmp_path):
     for change, error, message in (
         ({"size": 5}, CorruptError, "must be within the 4 rows of .*, got 5 and"),
         ({"position": 4}, CorruptError, "The two files are not of the same save"),
-        (
-            {"state_dim": 3},
-            FormatError,
-            r"'(next_)?states' must .* got float32\[4, 2\]",
-        ),
+        ({"state_dim": 3}, FormatError, r"'(next_)?states' must .* got float32\[4, 2\]"),
         ({"size": -1}, FormatError, "size must be an integer .* got -1"),
         ({"size": "3"}, FormatError, "size must be an integer .* got 3"),
         ({"buffer": 3}, FormatError, "capacity must be .* got None"),
@@ -270,18 +255,20 @@ def test_other_tensors_are_refused(tmp_path):
 
 
 def test_numbers_that_float32_cannot_hold_are_a_doubt(tmp_path):
-    schema = mr.Schema.from_flat(
-        FIELDS | {"reward": mr.Field((), "float64")} | NEXT_OBSERVATION
-    )
+    schema = mr.Schema.from_flat(FIELDS | {"reward": mr.Field((), "float64")} | NEXT_OBSERVATION)
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 9) as buffer:
         play(buffer, 4, True, "disabled", 1)
         options = {"format": "safetensors", "layout": "velora"}
         # float32 rewards were given, which float64 holds, and gives back.
         assert mr.export(buffer, tmp_path / "v", **options).doubts == ()
         buffer.add(
-            observation=state(0, 1), next_observation=state(0, 2), action=[0.5],
-            reward=0.1, terminated=False, truncated=False,
-        )  # fmt: skip
+            observation=state(0, 1),
+            next_observation=state(0, 2),
+            action=[0.5],
+            reward=0.1,
+            terminated=False,
+            truncated=False,
+        )
         report = mr.export(buffer, tmp_path / "w", **options)
     assert "field 'reward' of float64 was rounded to float32" in report.doubts[0]
 
@@ -290,11 +277,7 @@ def test_numbers_that_float32_cannot_hold_are_a_doubt(tmp_path):
     ("drop", "options", "message"),
     [
         ("action", {"layout": "velora"}, "role 'action' has no field, but velora's"),
-        (
-            "",
-            {"layout": "skrl"},
-            "layout must be 'velora', or None for mmreplay's own, got",
-        ),
+        ("", {"layout": "skrl"}, "layout must be 'velora', or None for mmreplay's own, got"),
         (
             "",
             {"layout": "velora", "prefix": "a/b"},
@@ -305,11 +288,7 @@ def test_numbers_that_float32_cannot_hold_are_a_doubt(tmp_path):
             {"layout": "velora", "part_bytes": 5e9},
             r"which is one pair of files, got 5000000000\.0\. Leave one",
         ),
-        (
-            "",
-            {"prefix": "a_"},
-            r"prefix needs layout='velora', got 'a_' without a layout\.",
-        ),
+        ("", {"prefix": "a_"}, r"prefix needs layout='velora', got 'a_' without a layout\."),
     ],
 )
 def test_what_the_layout_cannot_hold_is_refused(tmp_path, drop, options, message):

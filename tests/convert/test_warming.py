@@ -76,9 +76,10 @@ def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypat
     monkeypatch.setattr(buffer_writer, "warm", given.append)
     np.savez(
         tmp_path / "a.npz",
-        observation=np.zeros((200, 5000), np.uint8), reward=np.zeros(200, np.float32),
+        observation=np.zeros((200, 5000), np.uint8),
+        reward=np.zeros(200, np.float32),
         terminated=np.zeros(200, bool),
-    )  # fmt: skip
+    )
     mr.load(tmp_path / "a.npz", tmp_path / "cached")
     assert given.pop() == []
     monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 1 << 16)

@@ -27,9 +27,7 @@ def _value(value):
     if isinstance(value, list):
         kinds = [_value(each) for each in value]
         kind = kinds[0][0] if kinds else 12
-        return 9, bytes([0xF0 | kind]) + varint(len(value)) + b"".join(
-            data for _, data in kinds
-        )
+        return 9, bytes([0xF0 | kind]) + varint(len(value)) + b"".join(data for _, data in kinds)
     if isinstance(value, bytes):
         return 8, varint(len(value)) + value
     return 6, varint(value * 2 if value >= 0 else -2 * value - 1)

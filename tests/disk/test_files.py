@@ -218,9 +218,7 @@ def test_a_write_that_stores_less_is_carried_on(tmp_path):
 def test_a_write_that_stores_nothing_is_not_tried_for_ever(tmp_path, monkeypatch):
     file = File.create(tmp_path / "a", 8)
     monkeypatch.setattr(files.disk, "pwrite", lambda fd, data, offset: 0)
-    with pytest.raises(
-        FailedError, match=r"cannot write .*the device took 0 of 3 bytes"
-    ):
+    with pytest.raises(FailedError, match=r"cannot write .*the device took 0 of 3 bytes"):
         file.pwrite(b"abc", 0)
 
 

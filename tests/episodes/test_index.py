@@ -135,9 +135,7 @@ def check(index, histories, firsts, *table):
         assert found.lengths.tolist() == [end - begin for begin, end, *_ in expected]
         for position in steps[env_id]:
             begin, end = index.locate(env_id, np.array([position]))
-            assert [(b, e) for b, e, *_ in expected if b <= position < e] == [
-                (begin[0], end[0])
-            ]
+            assert [(b, e) for b, e, *_ in expected if b <= position < e] == [(begin[0], end[0])]
     check_locate(index, steps, histories, firsts)
 
 
@@ -192,15 +190,12 @@ def fed(num_envs, table):
     """A new index that judges by the table."""
     derived, final_follows, before, after = table
     return EpisodeIndex(
-        num_envs, derived=derived, final_follows=final_follows,
-        before=before, after=after,
-    )  # fmt: skip
+        num_envs, derived=derived, final_follows=final_follows, before=before, after=after
+    )
 
 
 def update(index, histories, firsts):
-    span = Span(
-        np.array(firsts, np.int64), np.array([len(h) for h in histories], np.int64)
-    )
+    span = Span(np.array(firsts, np.int64), np.array([len(h) for h in histories], np.int64))
 
     def rows(env_ids, positions):
         places = zip(env_ids, positions, strict=True)
@@ -303,9 +298,7 @@ def test_every_short_history_has_the_starts_that_walking_finds(derived, final_fo
 @pytest.mark.parametrize("derived", [True, False], ids=["derived", "stored"])
 @pytest.mark.parametrize("final_follows", [True, False], ids=["next_step", "same_step"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_every_history_has_the_starts_that_walking_finds(
-    window, derived, final_follows
-):
+def test_every_history_has_the_starts_that_walking_finds(window, derived, final_follows):
     enumerate_starts(4, [1, 2, 3, 20], [window], final_follows, derived)
 
 

@@ -17,6 +17,4 @@ def test_means_are_numpys(rng, offset, count, window):
 
 
 def test_windows_grow_with_the_number_of_episodes():
-    assert [smoothing_window(count) for count in (0, 5, 60, 1000, 100_000)] == [
-        0, 1, 20, 20, 2000
-    ]  # fmt: skip
+    assert [smoothing_window(count) for count in (0, 5, 60, 1000, 100_000)] == [0, 1, 20, 20, 2000]

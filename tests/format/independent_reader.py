@@ -118,11 +118,7 @@ def read_commit(path, said):
     size = -(-(128 + 8 * num_columns * envs + 4) // 4096) * 4096
     data = load(path, 4 * size)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    here = (
-        bytes.fromhex(boot.replace("-", "")),
-        path.stat().st_dev,
-        path.stat().st_ino,
-    )
+    here = (bytes.fromhex(boot.replace("-", "")), path.stat().st_dev, path.stat().st_ino)
     births = bytes(16), birth(path)
     records = []
     for slot in range(4):
@@ -270,9 +266,7 @@ def read(folder):
         values[name] = np.frombuffer(raws[name], dtype).reshape(total, *shape)
         if not mutable:
             covered.append(values[name])
-    heads, tails, limits, committed, summed_from, bounds = read_commit(
-        data / "COMMIT", said
-    )
+    heads, tails, limits, committed, summed_from, bounds = read_commit(data / "COMMIT", said)
     sums = load(data / "sums.bin", total // said["block_rows"] * 8)
     checked = check_sums(said, covered, sums, summed_from, limits, committed)
     heap = b""
@@ -286,9 +280,7 @@ def read(folder):
         found = {name: column[where] for name, column in values.items()}
         after = np.append(here[1:], 0)[: len(here)]
         if heap:
-            references = {
-                field["name"]: found[field["name"]] for field in varying(said)
-            }
+            references = {field["name"]: found[field["name"]] for field in varying(said)}
             sealed = {}
             if said["engine"] == "zarr":
                 sealed = independent_shards.values(said, data, where)

@@ -211,10 +211,5 @@ def test_a_live_record_outranks_durable_ones_of_its_epoch_and_no_later_one():
 
 
 def test_the_highest_limit_counts_whoever_wrote_it():
-    slots = (
-        record_of([1, 1], [2, 9]),
-        None,
-        record_of([1, 1], [5, 3], boot_id=UUID),
-        None,
-    )
+    slots = (record_of([1, 1], [2, 9]), None, record_of([1, 1], [5, 3], boot_id=UUID), None)
     assert commit.highest_limit(slots).tolist() == [5, 9]

@@ -50,9 +50,7 @@ def test_heap_heads_and_tails_stand_behind_the_other_columns():
     assert record_of([5, 6], [7, 8], [1, 2]).encode()[128:192] == data[128:192]
 
 
-@pytest.mark.parametrize(
-    ("num_envs", "nbytes"), [(1, 4096), (82, 4096), (83, 8192), (168, 12288)]
-)
+@pytest.mark.parametrize(("num_envs", "nbytes"), [(1, 4096), (82, 4096), (83, 8192), (168, 12288)])
 def test_a_slot_is_the_fewest_pages_that_hold_the_heaps_columns(num_envs, nbytes):
     zeros = np.zeros(num_envs, np.int64)
     record = record_of(zeros, heap_heads=zeros, heap_tails=zeros)
@@ -140,10 +138,7 @@ def without(value, key):
         (lambda v: v | {"heap_bytes": "1 GiB"}, "heap_bytes must be an integer in"),
         (lambda v: v | {"heap_bytes": 1 << 61}, "2 heaps of"),
         (lambda v: v | {"heap_bytes": 1 << 63}, "heap_bytes must be an integer in"),
-        (
-            lambda v: v | {"schema": v["schema"][:-2]},
-            "the feature 'heap' exactly where",
-        ),
+        (lambda v: v | {"schema": v["schema"][:-2]}, "the feature 'heap' exactly where"),
     ],
 )
 def test_metadata_with_an_impossible_heap_is_refused(change, match):

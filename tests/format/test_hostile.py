@@ -15,13 +15,7 @@ import mmreplay as mr
 from mmreplay import episodes, process
 from mmreplay.disk import files
 from mmreplay.disk.lock import held_by
-from mmreplay.errors import (
-    CorruptError,
-    EmptyError,
-    FailedError,
-    FormatError,
-    LockedError,
-)
+from mmreplay.errors import CorruptError, EmptyError, FailedError, FormatError, LockedError
 from mmreplay.format.commit import seal
 from mmreplay.ring import Span
 from tests.format.support import BOOT_ID, fill, schema_of
@@ -35,9 +29,7 @@ MEMORY_NBYTES = 64 << 20
 def folder(tmp_path, monkeypatch):
     """A small buffer that was killed after its last commit."""
     monkeypatch.setattr(process, "boot_id", lambda: BOOT_ID)
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2, autoreset="disabled") as buffer:
         fill(buffer, 0, 30)
     return tmp_path / "b"
 
@@ -152,9 +144,7 @@ def test_records_of_any_counts_with_a_right_checksum_open_or_are_void(folder, rn
     assert peak_nbytes() - before < MEMORY_NBYTES
 
 
-@pytest.mark.parametrize(
-    "name", ["COMMIT", "flags.bin", "records.bin", "f000.bin", "sums.bin"]
-)
+@pytest.mark.parametrize("name", ["COMMIT", "flags.bin", "records.bin", "f000.bin", "sums.bin"])
 @pytest.mark.parametrize("damage", ["cut", "longer", "gone", "link", "folder", "pipe"])
 def test_a_file_that_is_not_what_it_should_be_is_refused_by_name(folder, name, damage):
     path = folder / "data-000001" / name
@@ -181,9 +171,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused_by_name(folder, name, d
 
 
 def test_metadata_and_files_that_disagree_are_refused(folder, tmp_path):
-    with mr.ReplayBuffer.create(
-        tmp_path / "other", schema_of(), 13, 2, autoreset="disabled"
-    ):
+    with mr.ReplayBuffer.create(tmp_path / "other", schema_of(), 13, 2, autoreset="disabled"):
         pass
     shutil.copy(tmp_path / "other" / "metadata.json", folder / "metadata.json")
     with pytest.raises(CorruptError, match=r"durable slots|bytes, but metadata"):
@@ -301,9 +289,7 @@ def test_too_few_descriptors_are_reported_and_drop_no_row(tmp_path, mode):
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
 def test_any_flags_at_all_are_drawn_from_or_refused(tmp_path, rng, autoreset):
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 12, 2, autoreset=autoreset
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2, autoreset=autoreset) as buffer:
         fill(buffer, 0, 30)
     path = tmp_path / "b" / "data-000001" / "flags.bin"
     size = path.stat().st_size

@@ -99,9 +99,7 @@ class Random:
     def values(self):
         """Values that vary of one step, some of them empty."""
         lengths = self.rng.integers(-30, 90, self.num_envs).clip(0)
-        pairs = [
-            np.full((length, 2), self.number % 999, np.int16) for length in lengths
-        ]
+        pairs = [np.full((length, 2), self.number % 999, np.int16) for length in lengths]
         return {"text": ["ab" * (length // 2) for length in lengths], "pairs": pairs}
 
     def add(self):
@@ -139,9 +137,7 @@ class Random:
     def reopen(self):
         how = str(self.rng.choice(["break", "truncate", "continue"]))
         self.buffer.close()
-        self.buffer = mr.ReplayBuffer.open(
-            self.folder, "r+", on_resume=how, commit_every=None
-        )
+        self.buffer = mr.ReplayBuffer.open(self.folder, "r+", on_resume=how, commit_every=None)
 
     def lose_power(self):
         """Go on from a copy, in which only what was committed is believed."""
@@ -168,9 +164,7 @@ ACTIONS = [
     ("engine", "seed"),
     [("memmap", seed) for seed in range(SEEDS)] + [("zarr", seed) for seed in range(2)],
 )
-def test_random_buffers_of_values_that_vary_read_equal(
-    tmp_path, engine, seed, quick_disk
-):
+def test_random_buffers_of_values_that_vary_read_equal(tmp_path, engine, seed, quick_disk):
     random = Random(tmp_path / "b", np.random.default_rng(seed), engine, varies=True)
     actions = [action for action in ACTIONS if action != "resize"]
     for turn in range(TURNS):
@@ -216,9 +210,7 @@ def test_random_buffers_read_equal_live_and_copied(tmp_path, engine, seed, quick
 
 
 def test_the_independent_reader_sees_a_damaged_row(tmp_path):
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 48, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 48, 2, autoreset="disabled") as buffer:
         fill(buffer, 0, 20)
     path = tmp_path / "b" / "data-000001" / "records.bin"
     data = bytearray(path.read_bytes())

@@ -39,9 +39,7 @@ fields = st.builds(
     mutable=st.booleans(),
 )
 names = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs", "Cc"]),
-    min_size=1,
-    max_size=9,
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=9
 )
 free_names = names.filter(lambda name: name not in ("terminated", "truncated"))
 
@@ -55,9 +53,7 @@ free_names = names.filter(lambda name: name not in ("terminated", "truncated"))
     generation=st.integers(1, 999_999),
     user=st.dictionaries(names, st.integers() | names, max_size=3),
 )
-def test_metadata_comes_back_equal(
-    schema, capacity, num_envs, layout, autoreset, generation, user
-):
+def test_metadata_comes_back_equal(schema, capacity, num_envs, layout, autoreset, generation, user):
     schema.pop("next_observation", None)
     metadata = metadata_of(
         ring=Ring.sized(capacity, num_envs, layout),
@@ -127,11 +123,7 @@ def test_a_buffer_of_an_unknown_ro_compat_feature_opens_read_only(tmp_path):
         ({"uuid": 7}, FormatError, "uuid must be 32 hex digits, got 7"),
         ({"created": 7}, FormatError, "created must be a UTC time, got 7"),
         ({"created": "x" * 65}, FormatError, "must be a UTC time"),
-        (
-            {"generation": 0},
-            FormatError,
-            r"generation .*in \[1, 999999\], got 0",
-        ),
+        ({"generation": 0}, FormatError, r"generation .*in \[1, 999999\], got 0"),
         ({"generation": "1"}, FormatError, "generation must be an integer .*, got '1'"),
         ({"generation": 1_000_000}, FormatError, "generation must be .*, got 1000000"),
         ({"engine": "redis"}, FormatError, "engine must be one of .*, got 'redis'"),

@@ -19,19 +19,14 @@ from tools.torture.forged import bounded
 
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
 WRITERS = (Lease(A, (0,), (5,), (9,)), Lease(B, (1, 0), (3, 9)), Lease(C, (2,), (0,)))
-EPOCHS = [
-    FrozenEpoch("x", 0, (5, 0, 1), (3, 0, 1), (A, B)),
-    FrozenEpoch("x", 1, (7,), (7,), (A,)),
-]
+EPOCHS = [FrozenEpoch("x", 0, (5, 0, 1), (3, 0, 1), (A, B)), FrozenEpoch("x", 1, (7,), (7,), (A,))]
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A closed buffer of two environments that was served."""
     path = tmp_path / "b"
-    with mr.ReplayBuffer.create(
-        path, schema_of(), 12, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema_of(), 12, 2, autoreset="disabled") as buffer:
         fill(buffer, 0, 30)
     ray_files.write_leases(path, Leases(WRITERS[:2]))
     ray_files.write_epochs(path, [FrozenEpoch("x", 0, (5, 0), (3, 0), (A, C))])
@@ -62,9 +57,7 @@ def test_the_bytes_of_the_files(tmp_path):
     ray_files.write_epochs(tmp_path, EPOCHS[1:])
     assert json.loads((tmp_path / "ray" / "epochs.json").read_bytes()) == {
         "version": 1,
-        "epochs": [
-            {"name": "x", "epoch": 1, "stops": [7], "counts": [7], "buffers": [A]}
-        ],
+        "epochs": [{"name": "x", "epoch": 1, "stops": [7], "counts": [7], "buffers": [A]}],
     }
 
 
@@ -83,14 +76,8 @@ WRONG_WRITERS = {
     "no list": ({"leases": {}}, r"leases must be a list, got \{\}"),
     "no object": ({"leases": [3]}, r"leases\[0\] must be an object with"),
     "a member missing": ({"leases": [{"writer": A}]}, r"leases\[0\] must be an object"),
-    "writer": (
-        {"leases": [WRITER | {"writer": "x"}]},
-        "32 hexadecimal digits, got 'x'",
-    ),
-    "no environment": (
-        {"leases": [WRITER | {"env_ids": []}]},
-        "one or more, each once",
-    ),
+    "writer": ({"leases": [WRITER | {"writer": "x"}]}, "32 hexadecimal digits, got 'x'"),
+    "no environment": ({"leases": [WRITER | {"env_ids": []}]}, "one or more, each once"),
     "twice": ({"leases": [WRITER | {"env_ids": [1, 1]}]}, "one or more, each once"),
     "negative": ({"leases": [WRITER | {"env_ids": [-1]}]}, r"integers in \[0, 10"),
     "a float": ({"leases": [WRITER | {"first": [1.0]}]}, r"integers in \[0, 46"),

@@ -42,10 +42,7 @@ def test_what_is_dumped_parses_equal(value):
         (b'{"a": -Infinity}', "holds -Infinity, which is not a"),
         (b'{"a": 1e999}', "holds 1e999, which is not a"),
         (b'{"a": -1e999}', "holds -1e999, which is not a"),
-        (
-            b'{"a": %s}' % (b"1" * 21),
-            "holds a number of 21 digits, more than 20",
-        ),
+        (b'{"a": %s}' % (b"1" * 21), "holds a number of 21 digits, more than 20"),
         (b'{"a": %s}' % (b"1" * 500_000), "holds a number of 500000 digits"),
         (b'{"a":' * 33 + b"1" + b"}" * 33, "nests deeper than 32"),
         (b'{"a": ' + b"[" * 500_000, "nests deeper than 32"),

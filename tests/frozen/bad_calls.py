@@ -157,26 +157,18 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "transform of a field that is not there": lambda _: in_memory(
         transforms=[mr.Cast("float32", "none")]
     ),
-    "shares that are negative": lambda _: mr.MixtureSampler(
-        [(mr.UniformSampler(0), -1.0)], seed=0
-    ),
+    "shares that are negative": lambda _: mr.MixtureSampler([(mr.UniformSampler(0), -1.0)], seed=0),
     "limiter that never lets through": lambda _: mr.RateLimiter(-1.0, 10, 8.0),
     "limiter of a buffer in RAM": lambda _: in_memory(
         limiter=mr.RateLimiter(1.0, 1000, 1000.0, timeout=0.0)
     ),
     "limiter that waits in vain": _starved,
     "resize to 0": lambda _: in_memory().resize(0),
-    "snapshot onto itself": lambda d: mr.ReplayBuffer.open(disk(d)).snapshot(
-        d / "ring"
-    ),
+    "snapshot onto itself": lambda d: mr.ReplayBuffer.open(disk(d)).snapshot(d / "ring"),
     "export to an unknown format": lambda d: mr.export(disk(d), d / "a.doc"),
-    "export of an unknown field": lambda d: mr.export(
-        disk(d), d / "a.npz", fields=["none"]
-    ),
+    "export of an unknown field": lambda d: mr.export(disk(d), d / "a.npz", fields=["none"]),
     "export onto another file": _there,
-    "export with an unknown option": lambda d: mr.export(
-        disk(d), d / "a.npz", no_such_option=1
-    ),
+    "export with an unknown option": lambda d: mr.export(disk(d), d / "a.npz", no_such_option=1),
     "load of nothing": lambda d: mr.load(d / "typo.npz", d / "b"),
     "load of garbage": _garbage,
     "split by shares above 1": lambda _: mr.split(in_memory(), [0.9, 0.9], seed=0),

@@ -104,10 +104,7 @@ def tree(folder, *, without=()):
         if name == "metadata.json":
             found["metadata.json keys"] = list(json.loads(data))
     if shards:
-        found["shards"] = [
-            len(shards),
-            digest(json.dumps([n for n, _ in shards]).encode()),
-        ]
+        found["shards"] = [len(shards), digest(json.dumps([n for n, _ in shards]).encode())]
         found["bytes of shards"] = digest(json.dumps(shards).encode())
     return found
 
@@ -164,9 +161,15 @@ def limited_case(folder):
 def limited(path):
     """A buffer under a limiter, which counted a draw."""
     made = mr.ReplayBuffer.create(
-        path, schema(), CAPACITY, 3, autoreset="disabled", commit_every=None,
-        sampler=mr.UniformSampler(0), limiter=mr.RateLimiter(*LIMITER),
-    )  # fmt: skip
+        path,
+        schema(),
+        CAPACITY,
+        3,
+        autoreset="disabled",
+        commit_every=None,
+        sampler=mr.UniformSampler(0),
+        limiter=mr.RateLimiter(*LIMITER),
+    )
     write(made, 0, 6)
     made.sample(4)
     return made
@@ -193,12 +196,8 @@ def zarr_case(folder):
             made.sampler = mr.UniformSampler(0)
         kept = ("places.bin", "flags.bin", "sums.bin", "records.bin")
         found = tree(folder / "a", without=kept)
-    sizes = {
-        name: (folder / "a" / "data-000001" / name).stat().st_size for name in kept
-    }
-    return {name: entry for name, entry in found.items() if "shards" not in name} | {
-        "sizes": sizes
-    }
+    sizes = {name: (folder / "a" / "data-000001" / name).stat().st_size for name in kept}
+    return {name: entry for name, entry in found.items() if "shards" not in name} | {"sizes": sizes}
 
 
 def exports_case(folder):
@@ -238,16 +237,10 @@ def _parquet(path):
 
     table = parquet.read_table(path)
     columns = {
-        name: [
-            str(table[name].type),
-            digest(json.dumps(table[name].to_pylist()).encode()),
-        ]
+        name: [str(table[name].type), digest(json.dumps(table[name].to_pylist()).encode())]
         for name in table.column_names
     }
-    return {
-        "columns": columns,
-        "metadata": sorted(map(str, table.schema.metadata or {})),
-    }
+    return {"columns": columns, "metadata": sorted(map(str, table.schema.metadata or {}))}
 
 
 def _hdf5(path):

@@ -20,9 +20,7 @@ import typer.core
 
 import mmreplay as mr
 
-(_ENTRY,) = distribution("mmreplay").entry_points.select(
-    group="console_scripts", name="mmreplay"
-)
+(_ENTRY,) = distribution("mmreplay").entry_points.select(group="console_scripts", name="mmreplay")
 
 
 def run(*args: object) -> tuple[int, str, str]:
@@ -54,10 +52,7 @@ def commands() -> dict[str, Any]:
         held.append(self)
         raise _Seen
 
-    with (
-        mock.patch.object(typer.core.TyperGroup, "main", look),
-        contextlib.suppress(_Seen),
-    ):
+    with mock.patch.object(typer.core.TyperGroup, "main", look), contextlib.suppress(_Seen):
         _ENTRY.load()(["--help"])
     (root,) = held
     return {
@@ -86,10 +81,7 @@ def _parameters(command: Any) -> dict[str, Any]:
 
 SCHEMA = mr.Schema(
     {
-        "observation": {
-            "pixels": mr.Field((8, 8), "uint8"),
-            "speed": mr.Field((), "float32"),
-        },
+        "observation": {"pixels": mr.Field((8, 8), "uint8"), "speed": mr.Field((), "float32")},
         "action": mr.Field((2,), "float32"),
         "reward": mr.Field((), "float32"),
         "terminated": mr.Field((), "bool"),
@@ -149,7 +141,7 @@ PRINTS = {
     "repair": lambda d: ["repair", fill(d / "a"), d / "b"],
     "compact": lambda d: ["compact", fill(d / "a"), d / "b"],
     "record": lambda d: ["record", "CartPole-v1", d / "a", "--steps", 20, "--seed", 0],
-}  # fmt: skip
+}
 NEEDS = {
     "plot": "matplotlib",
     "record": "gymnasium",
@@ -215,9 +207,7 @@ def _no_folder(folder: Path) -> list[object]:
 
 def _interrupted(folder: Path) -> list[object]:
     """A policy that Ctrl-C strikes."""
-    (folder / "frozen_policy.py").write_text(
-        "def act(*_):\n    raise KeyboardInterrupt\n"
-    )
+    (folder / "frozen_policy.py").write_text("def act(*_):\n    raise KeyboardInterrupt\n")
     sys.path.insert(0, str(folder))
     policy = "frozen_policy:act"
     return ["record", "CartPole-v1", folder / "a", "--steps", 9, "--policy", policy]
@@ -243,28 +233,28 @@ ENDS = {
     "locked": _locked,
     "no rows": _empty,
     "unknown environment of a buffer": lambda d: ["head", fill(d / "a"), "--env", 9],
-    "unknown field": lambda d: [
-        "convert", fill(d / "a"), d / "a.npz", "--fields", "none",
-    ],
+    "unknown field": lambda d: ["convert", fill(d / "a"), d / "a.npz", "--fields", "none"],
     "unknown format": lambda d: ["convert", fill(d / "a"), d / "a.doc"],
-    "unknown format by name": lambda d: [
-        "convert", fill(d / "a"), d / "a", "--to", "doc",
-    ],
+    "unknown format by name": lambda d: ["convert", fill(d / "a"), d / "a", "--to", "doc"],
     "target is there": _there,
     "source is no such file": lambda d: ["convert", d / "a.npz", d / "b"],
     "unknown policy": lambda d: [
-        "record", "CartPole-v1", d / "a", "--steps", 9, "--policy", "no_such:f",
+        "record",
+        "CartPole-v1",
+        d / "a",
+        "--steps",
+        9,
+        "--policy",
+        "no_such:f",
     ],
     "snapshot onto itself": lambda d: ["snapshot", fill(d / "a"), d / "a"],
     "verify, good": lambda d: ["verify", fill(d / "a")],
     "verify, damaged": lambda d: ["verify", _damaged(d)],
     "verify, missing": lambda d: ["verify", d / "typo"],
     "repair without a target": lambda d: ["repair", _damaged(d)],
-    "a library is missing": lambda d: [
-        "plot", fill(d / "a"), "--output", d / "a.png",
-    ],
+    "a library is missing": lambda d: ["plot", fill(d / "a"), "--output", d / "a.png"],
     "interrupted": _interrupted,
-}  # fmt: skip
+}
 
 
 def end(name: str, folder: Path) -> int:
@@ -302,5 +292,8 @@ def printed_to_a_full_disk(folder: Path) -> int:
     with open("/dev/full", "wb") as out:
         return subprocess.run(
             [sys.executable, "-m", "mmreplay", "info", str(fill(folder / "a"))],
-            stdout=out, stderr=subprocess.DEVNULL, timeout=60, env=os.environ,
-        ).returncode  # fmt: skip
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            env=os.environ,
+        ).returncode

@@ -36,9 +36,7 @@ OPERATIONS = {
     "clear": lambda made, folder: made.clear([1]),
     "snapshot": lambda made, folder: made.snapshot(folder / "copy"),
     "resize": lambda made, folder: made.resize(80),
-    "add a field": lambda made, folder: made.add_field(
-        "extra", mr.Field((), "int8"), 7
-    ),
+    "add a field": lambda made, folder: made.add_field("extra", mr.Field((), "int8"), 7),
     "close": lambda made, folder: made.close(),
 }
 
@@ -66,9 +64,7 @@ def counted(folder):
         reader = count("open to read", mr.ReplayBuffer.open, folder / "a")
         reader.close()
         again = {"mode": "r+", "commit_every": None}
-        writer = count(
-            "open to write", lambda: mr.ReplayBuffer.open(folder / "a", **again)
-        )
+        writer = count("open to write", lambda: mr.ReplayBuffer.open(folder / "a", **again))
         writer.close()
         count("export", mr.export, folder / "a", folder / "out.npz")
         count("load", mr.load, folder / "out.npz", folder / "loaded")

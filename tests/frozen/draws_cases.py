@@ -90,10 +90,8 @@ TRANSFORMS = {
     "her_final": lambda: [mr.HER("final", 0.8, _reached)],
     "her_episode": lambda: [mr.HER("episode", 0.5, _reached)],
     "her_nstep": lambda: [mr.HER("future", 0.8, _reached), mr.NStep(3, 0.9)],
-    "stack_nstep": lambda: [
-        mr.FrameStack(2, ("observation/state",)), mr.NStep(2, 0.9)
-    ],
-}  # fmt: skip
+    "stack_nstep": lambda: [mr.FrameStack(2, ("observation/state",)), mr.NStep(2, 0.9)],
+}
 
 
 def _goals(folder, engine, transforms):
@@ -102,9 +100,15 @@ def _goals(folder, engine, transforms):
         {path: mr.Field(shape, dtype) for path, (shape, dtype) in FIELDS.items()}
     )
     made = mr.ReplayBuffer.create(
-        None if engine == "memory" else folder, schema, 64, 2,
-        engine=engine, autoreset="same_step", commit_every=None, transforms=transforms,
-    )  # fmt: skip
+        None if engine == "memory" else folder,
+        schema,
+        64,
+        2,
+        engine=engine,
+        autoreset="same_step",
+        commit_every=None,
+        transforms=transforms,
+    )
     ids = np.arange(2)
     for number in range(90):
         values = np.float32(number) + ids.astype(np.float32) * 50
@@ -141,9 +145,7 @@ def transformed(name, folder, engine="memmap"):
         found = {"sample": drawn(batch)}
         for key in KEYS:
             again = made.take(batch.env_ids, batch.positions, key=key)
-            found[f"take {key}"] = {
-                path: described(again[path]) for path in sorted(again.keys())
-            }
+            found[f"take {key}"] = {path: described(again[path]) for path in sorted(again.keys())}
         if name not in WITHOUT_WINDOWS:
             made.sampler = mr.SequenceSampler(4, mr.UniformSampler(3))
             found["windows"] = drawn(made.sample(6))

@@ -41,9 +41,7 @@ def add(name, entries):
     """
     known = load(name)
     entries = json.loads(json.dumps(entries))
-    changed = [
-        case for case in entries if known.get(case, entries[case]) != entries[case]
-    ]
+    changed = [case for case in entries if known.get(case, entries[case]) != entries[case]]
     if changed:
         raise ChangedError(
             f"{name}: {changed} would change, expected them as they were recorded; a "

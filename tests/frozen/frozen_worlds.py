@@ -31,9 +31,7 @@ SCHEMA = {
 def fixed_uuids(first=0xA0):
     """Give buffers made inside the uuids of 16 equal bytes, counted from `first`."""
     numbers = count(first)
-    make = mock.patch(
-        "secrets.token_bytes", side_effect=lambda n=32: bytes([next(numbers)]) * n
-    )
+    make = mock.patch("secrets.token_bytes", side_effect=lambda n=32: bytes([next(numbers)]) * n)
     with make:
         yield
 

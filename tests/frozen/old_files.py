@@ -45,11 +45,7 @@ def _make_shards(path):
     shutil.rmtree(scratch)
 
 
-MAKERS = {
-    "priorities": _make_priorities,
-    "limited": _make_limited,
-    "shards": _make_shards,
-}
+MAKERS = {"priorities": _make_priorities, "limited": _make_limited, "shards": _make_shards}
 
 
 def make_missing():
@@ -69,10 +65,7 @@ def priorities(path):
     """Draws by stored priorities, and the files after a close."""
     found = {}
     with mr.ReplayBuffer.open(path, "r") as made:
-        for name, kind in (
-            ("kept", mr.PrioritizedSampler),
-            ("ranked", mr.RankPrioritizedSampler),
-        ):
+        for name, kind in (("kept", mr.PrioritizedSampler), ("ranked", mr.RankPrioritizedSampler)):
             sampler = made.sampler = kind(seed=9, name=name)
             found[name] = [drawn(made.sample(8)) for _ in range(2)]
             found[f"{name} where"] = sampler.where
@@ -91,10 +84,7 @@ def shards(path):
     """Rows of shards, read and written on."""
     with mr.ReplayBuffer.open(path, "r") as made:
         rows = made.gather_all()
-        found = {
-            "rows": described(rows["number"]),
-            "positions": described(rows.positions),
-        }
+        found = {"rows": described(rows["number"]), "positions": described(rows.positions)}
     with mr.ReplayBuffer.open(path, "r+", commit_every=None) as made:
         for number in range(3):
             made.add(number=np.array([[number, number]], np.int16))

@@ -40,9 +40,7 @@ def moved(data: bytes, folder: Path) -> bytes:
         if code.name != "BINUNICODE" or HERE.name not in str(value):
             out += data[at:after]
             continue
-        text = (
-            str(folder) if value == HERE.name else value.replace(str(HERE), str(folder))
-        )
+        text = str(folder) if value == HERE.name else value.replace(str(HERE), str(folder))
         coded = text.encode()
         out += b"X" + struct.pack("<I", len(coded)) + coded
     return bytes(out)
@@ -68,11 +66,7 @@ def falling(number: int) -> float:
 
 GOAL = mr.Field((2,), "float32")
 FIELDS = {
-    "observation": {
-        "frame": mr.Field((2,), "int64"),
-        "achieved_goal": GOAL,
-        "desired_goal": GOAL,
-    },
+    "observation": {"frame": mr.Field((2,), "int64"), "achieved_goal": GOAL, "desired_goal": GOAL},
     "action": mr.Field((), "int32"),
     "reward": mr.Field((), "float32"),
     "value": mr.Field((), "float32"),
@@ -100,9 +94,8 @@ def step(number: int, end: bool) -> dict[str, Any]:
 def ring(path: Path) -> Path:
     """130 steps in a ring of 100, in episodes of nine."""
     with mr.ReplayBuffer.create(
-        path, mr.Schema(FIELDS), 100, engine="memmap", commit_every=None,
-        autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        path, mr.Schema(FIELDS), 100, engine="memmap", commit_every=None, autoreset="disabled"
+    ) as buffer:
         for number in range(130):
             buffer.add(step(number, number % 9 == 8))
     return path
@@ -139,20 +132,14 @@ def draws(sampler: Any, folder: Path) -> Any:
     with reader(folder, sampler=sampler) as buffer:
         for _ in range(3):
             batch = buffer.sample(6)
-            found.append(
-                [batch.env_ids, batch.positions, batch.probabilities, batch.weights]
-            )
+            found.append([batch.env_ids, batch.positions, batch.probabilities, batch.weights])
             if getattr(sampler, "keeps_priorities", hasattr(sampler, "priorities")):
                 buffer.update_priorities(batch, batch.positions % 7 + 1.0)
     return found
 
 
 def sampled(sampler: Any, folder: Path) -> Any:
-    return {
-        "repr": repr(sampler),
-        "draws": draws(sampler, folder),
-        "state": sampler.state_dict(),
-    }
+    return {"repr": repr(sampler), "draws": draws(sampler, folder), "state": sampler.state_dict()}
 
 
 def transformed(transform: Any, folder: Path) -> Any:
@@ -289,9 +276,7 @@ SAMPLERS: dict[str, Callable[[mr.ReplayBuffer], Any]] = {
     "distinct": lambda _: mr.DistinctSampler(1),
     "mixture": lambda _: mr.MixtureSampler([(uniform(1), 0.5), (per(), 0.5)], seed=1),
     "earliest": lambda _: mr.ignore_earliest(3, per()),
-    "earliest, sequence": lambda _: mr.ignore_earliest(
-        3, mr.SequenceSampler(4, uniform(1))
-    ),
+    "earliest, sequence": lambda _: mr.ignore_earliest(3, mr.SequenceSampler(4, uniform(1))),
     "part": lambda b: mr.split(b, [0.5, 0.5], seed=0)[0].sampler(per()),
 }
 TRANSFORMS: dict[str, Callable[[], Any]] = {
@@ -400,8 +385,7 @@ class Collected:
 
     def __init__(self, count: int) -> None:
         self.memory = [
-            (np.float32([n]), np.float32([n]), float(n), n == 5, False, {})
-            for n in range(count)
+            (np.float32([n]), np.float32([n]), float(n), n == 5, False, {}) for n in range(count)
         ]
 
     def __len__(self) -> int:
@@ -510,9 +494,7 @@ def _sb3(kind: str, **options: Any) -> Callable[[Path], Any]:
         space = box
         if kind == "DictReplayBuffer":
             space = spaces.Dict({"a": box})
-        buffer = getattr(sb3, kind)(
-            40, space, box, "cpu", path=folder / "own", seed=3, **options
-        )
+        buffer = getattr(sb3, kind)(40, space, box, "cpu", path=folder / "own", seed=3, **options)
         for number in range(30):
             seen = np.full((1, 2), number, np.float32)
             obs = {"a": seen} if kind == "DictReplayBuffer" else seen
@@ -526,10 +508,7 @@ def _sb3(kind: str, **options: Any) -> Callable[[Path], Any]:
 
 
 def sb3_does(buffer: Any, _: Path) -> Any:
-    found = {
-        "size": buffer.size(),
-        "draws": [buffer.sample(6).rewards for _ in range(3)],
-    }
+    found = {"size": buffer.size(), "draws": [buffer.sample(6).rewards for _ in range(3)]}
     buffer.close()
     return found
 
@@ -562,10 +541,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "span", Case(lambda _: mr.Span(np.array([1]), np.array([5])), shown)
     yield (
         "limiter",
-        Case(
-            lambda _: mr.RateLimiter(4.0, 10, 8.0, on_timeout="proceed", timeout=1.0),
-            limited,
-        ),
+        Case(lambda _: mr.RateLimiter(4.0, 10, 8.0, on_timeout="proceed", timeout=1.0), limited),
     )
     yield "sum tree", Case(lambda _: _tree(mr.SumTree(8)), summed)
     yield "segment tree", Case(lambda _: _tree(mr.SegmentTree(8, "min")), summed)
@@ -576,28 +552,17 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield (
         "stream",
         Case(
-            lambda d: mr.ReplayStream(d / "ring", uniform(1), 6, num_batches=3),
-            streamed,
-            "torch",
+            lambda d: mr.ReplayStream(d / "ring", uniform(1), 6, num_batches=3), streamed, "torch"
         ),
     )
     yield (
         "stream, shuffled",
-        Case(
-            lambda d: mr.ReplayStream(d / "ring", mr.ShuffledSampler(1), 30),
-            streamed,
-            "torch",
-        ),
+        Case(lambda d: mr.ReplayStream(d / "ring", mr.ShuffledSampler(1), 30), streamed, "torch"),
     )
-    yield (
-        "dataset of several",
-        Case(lambda d: mr.ConcatDataset(_concat(d)), indexed, "torch"),
-    )
+    yield ("dataset of several", Case(lambda d: mr.ConcatDataset(_concat(d)), indexed, "torch"))
     yield (
         "stream of several",
-        Case(
-            lambda d: mr.ConcatStream(_concat(d), 6, num_batches=3), streamed, "torch"
-        ),
+        Case(lambda d: mr.ConcatStream(_concat(d), 6, num_batches=3), streamed, "torch"),
     )
     for module in ("skrl", "rofunc"):
         for kind in ("Memory", "RandomMemory"):
@@ -609,10 +574,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "pytorchrl, factory", Case(_factory, factory_does, "torch")
     peer = "stable_baselines3"
     yield "sb3, ReplayBuffer", Case(_sb3("ReplayBuffer"), sb3_does, peer)
-    yield (
-        "sb3, n-step",
-        Case(_sb3("ReplayBuffer", n_steps=3), sb3_does, peer),
-    )
+    yield ("sb3, n-step", Case(_sb3("ReplayBuffer", n_steps=3), sb3_does, peer))
     yield "sb3, DictReplayBuffer", Case(_sb3("DictReplayBuffer"), sb3_does, peer)
 
 

@@ -44,12 +44,7 @@ def masses():
 def draws():
     """Names of the recorded cases with priorities, or with sums, that differ."""
     # These import all of the package.
-    from tests.frozen.draws_cases import (
-        SAMPLERS,
-        TRANSFORMS,
-        draws_by_seed,
-        transformed,
-    )
+    from tests.frozen.draws_cases import SAMPLERS, TRANSFORMS, draws_by_seed, transformed
 
     recorded, found = load("draws.json"), {}
     with tempfile.TemporaryDirectory() as folder:

@@ -67,9 +67,7 @@ def modules() -> dict[str, object]:
     installed = distribution("mmreplay")
     return {
         "paths": dict.fromkeys(paths(), True),
-        "entry points": {
-            f"{point.group}/{point.name}": True for point in installed.entry_points
-        },
+        "entry points": {f"{point.group}/{point.name}": True for point in installed.entry_points},
         "extras": dict.fromkeys(installed.metadata.get_all("Provides-Extra"), True),
         "formats": surface.formats(),
     }

@@ -41,23 +41,17 @@ SAMPLERS = {
     "distinct": lambda b, s: mr.DistinctSampler(s),
     "shuffled": lambda b, s: mr.ShuffledSampler(s),
     "shuffled_block": lambda b, s: mr.ShuffledSampler(s, block=5),
-    "shuffled_rank": lambda b, s: mr.ShuffledSampler(
-        s, rank=1, num_ranks=2, drop_last=True
-    ),
+    "shuffled_rank": lambda b, s: mr.ShuffledSampler(s, rank=1, num_ranks=2, drop_last=True),
     "shuffled_batches": lambda b, s: mr.ShuffledSampler(s, batches=20),
     "in_order": lambda b, s: mr.ShuffledSampler(s, shuffle=False),
-    "in_order_time_major": lambda b, s: mr.ShuffledSampler(
-        s, shuffle=False, layout="time_major"
-    ),
+    "in_order_time_major": lambda b, s: mr.ShuffledSampler(s, shuffle=False, layout="time_major"),
     "stratified": lambda b, s: mr.StratifiedSampler(s),
     "stratified_independent": lambda b, s: mr.StratifiedSampler(s, stratified=False),
     "recent": lambda b, s: mr.RecentSampler(9, 0.3, seed=s),
     "recent_prioritized": lambda b, s: mr.RecentSampler(
         9, 0.3, mr.PrioritizedSampler(seed=s + 1), seed=s
     ),
-    "shrinking": lambda b, s: mr.EmphasizeRecentSampler(
-        40, eta=0.97, smallest=20, seed=s
-    ),
+    "shrinking": lambda b, s: mr.EmphasizeRecentSampler(40, eta=0.97, smallest=20, seed=s),
     "prioritized": lambda b, s: mr.PrioritizedSampler(seed=s),
     "prioritized_memory": lambda b, s: mr.PrioritizedSampler(
         0.9, 0.5, eps=1e-3, normalize="buffer", stratified=False, name=None, seed=s
@@ -82,9 +76,7 @@ SAMPLERS = {
         4, mr.UniformSampler(s), boundary="pad", burn_in=2, bootstrap=1
     ),
     "sequence_shuffled": lambda b, s: mr.SequenceSampler(3, mr.ShuffledSampler(s)),
-    "sequence_prioritized": lambda b, s: mr.SequenceSampler(
-        3, mr.PrioritizedSampler(seed=s)
-    ),
+    "sequence_prioritized": lambda b, s: mr.SequenceSampler(3, mr.PrioritizedSampler(seed=s)),
     "episode": lambda b, s: mr.EpisodeSampler(mr.UniformSampler(s)),
     "episode_ragged": lambda b, s: mr.EpisodeSampler(
         mr.UniformSampler(s), by="length", layout="ragged", max_length=9
@@ -110,18 +102,14 @@ SAMPLERS = {
         seed=s,
     ),
     "ignore_earliest": lambda b, s: mr.ignore_earliest(9, mr.UniformSampler(s)),
-    "ignore_earliest_shuffled": lambda b, s: mr.ignore_earliest(
-        9, mr.ShuffledSampler(s)
-    ),
+    "ignore_earliest_shuffled": lambda b, s: mr.ignore_earliest(9, mr.ShuffledSampler(s)),
     "ignore_earliest_prioritized": lambda b, s: mr.ignore_earliest(
         9, mr.PrioritizedSampler(seed=s)
     ),
     "split": lambda b, s: _split(b, 0).sampler(mr.UniformSampler(s)),
     "split_shuffled": lambda b, s: _split(b, 1).sampler(mr.ShuffledSampler(s)),
     "split_by_step": lambda b, s: _split(b, 1, "step").sampler(mr.DistinctSampler(s)),
-    "split_prioritized": lambda b, s: _split(b, 0).sampler(
-        mr.PrioritizedSampler(seed=s)
-    ),
+    "split_prioritized": lambda b, s: _split(b, 0).sampler(mr.PrioritizedSampler(seed=s)),
     "sequence_in_split": lambda b, s: _split(b, 0).sampler(
         mr.SequenceSampler(3, mr.UniformSampler(s))
     ),
@@ -176,9 +164,7 @@ def sampler_case(name, folder, recorded=None, engine="memmap", layout="env_major
                     _updated(made, batch, number)
                 if number == 2:
                     add(made, 150, 152)
-            state = (
-                sampler.state_dict(priorities=True) if keeps else sampler.state_dict()
-            )
+            state = sampler.state_dict(priorities=True) if keeps else sampler.state_dict()
         else:
             add(made, 150, 152)
             state = unpacked(recorded)
@@ -363,9 +349,7 @@ def _stream_of_one(folder, recorded, make, num_workers, **options):
 
 def stream_case(folder, recorded=None, num_workers=0):
     """A stream, of one rank of two."""
-    return _stream_of_one(
-        folder, recorded, mr.UniformSampler, num_workers, rank=1, num_ranks=2
-    )
+    return _stream_of_one(folder, recorded, mr.UniformSampler, num_workers, rank=1, num_ranks=2)
 
 
 def stream_shuffled_case(folder, recorded=None, num_workers=0):

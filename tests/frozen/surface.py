@@ -18,13 +18,24 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PEERS = {"mmreplay.adapters.sb3": "stable_baselines3", "mmreplay.ray": "ray"}
 """Documented modules that import the library they stand for."""
 MODULES = (
-    "mmreplay", "mmreplay.episodes", "mmreplay.errors", "mmreplay.schema",
-    "mmreplay.samplers.base", "mmreplay.convert.base", "mmreplay.convert.episode_ends",
+    "mmreplay",
+    "mmreplay.episodes",
+    "mmreplay.errors",
+    "mmreplay.schema",
+    "mmreplay.samplers.base",
+    "mmreplay.convert.base",
+    "mmreplay.convert.episode_ends",
     "mmreplay.convert.registry",
-    "mmreplay.convert.staging", "mmreplay.adapters.alf", "mmreplay.adapters.pytorchrl",
-    "mmreplay.adapters.rofunc", "mmreplay.adapters.sb3", "mmreplay.adapters.skrl",
-    "mmreplay.adapters.tmrl", "mmreplay.adapters.velora", "mmreplay.testing",
-)  # fmt: skip
+    "mmreplay.convert.staging",
+    "mmreplay.adapters.alf",
+    "mmreplay.adapters.pytorchrl",
+    "mmreplay.adapters.rofunc",
+    "mmreplay.adapters.sb3",
+    "mmreplay.adapters.skrl",
+    "mmreplay.adapters.tmrl",
+    "mmreplay.adapters.velora",
+    "mmreplay.testing",
+)
 """Modules that README, docs or a public docstring tell to import from."""
 BETWEEN_MODULES = {
     "ReplayBuffer": {
@@ -40,9 +51,19 @@ BETWEEN_MODULES = {
 }
 """Members that modules call of each other, by class; no page names them."""
 PROTOCOLS = (
-    "__len__", "__iter__", "__next__", "__getitem__", "__setitem__", "__contains__",
-    "__getattr__", "__call__", "__enter__", "__exit__", "__eq__", "__array__",
-)  # fmt: skip
+    "__len__",
+    "__iter__",
+    "__next__",
+    "__getitem__",
+    "__setitem__",
+    "__contains__",
+    "__getattr__",
+    "__call__",
+    "__enter__",
+    "__exit__",
+    "__eq__",
+    "__array__",
+)
 KINDS = {
     inspect.Parameter.POSITIONAL_ONLY: "position",
     inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
@@ -104,11 +125,7 @@ def parameters(function: Any, *, method: bool = False) -> Parameters | None:
     except (ValueError, TypeError):
         return None
     return [
-        [
-            each.name,
-            KINDS[each.kind],
-            None if each.default is each.empty else plain(each.default),
-        ]
+        [each.name, KINDS[each.kind], None if each.default is each.empty else plain(each.default)]
         for each in found[1 if method else 0 :]
     ]
 
@@ -171,9 +188,7 @@ def described(thing: object) -> dict[str, Any]:
             ),
             "members": members(thing),
             "protocols": sorted(
-                name
-                for name in PROTOCOLS
-                if any(name in vars(each) for each in ours(thing))
+                name for name in PROTOCOLS if any(name in vars(each) for each in ours(thing))
             ),
         }
     if callable(thing) and not isinstance(thing, type):
@@ -262,8 +277,9 @@ def objections(old: Parameters, new: Parameters | None) -> list[str]:
             continue
         _, kind_now, default_now = names[name]
         if kind_now != kind and (kind, kind_now) not in (
-            ("keyword", "either"), ("position", "either"),
-        ):  # fmt: skip
+            ("keyword", "either"),
+            ("position", "either"),
+        ):
             found.append(f"parameter {name!r} was of kind {kind!r}, is {kind_now!r}")
         elif kind in ("position", "either") and (
             len(positional) <= number or positional[number] != name
@@ -284,10 +300,6 @@ def formats() -> dict[str, Any]:
     """Formats that ship with the package: suffixes, and which way they go."""
     registry = import_module("mmreplay.convert.registry")
     return {
-        name: {
-            "reads": each.reads,
-            "writes": each.writes,
-            "suffixes": list(each.suffixes),
-        }
+        name: {"reads": each.reads, "writes": each.writes, "suffixes": list(each.suffixes)}
         for name, each in sorted(registry.formats().items())
     }

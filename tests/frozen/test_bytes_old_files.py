@@ -22,11 +22,14 @@ def copy(tmp_path):
 
 def test_the_files_are_there():
     kept = [
-        "priorities/samplers/kept/STATE", "priorities/samplers/kept/priorities.bin",
-        "priorities/samplers/ranked/STATE", "limited/limiter/law.json",
-        "limited/limiter/learner-000", "limited/limiter/writer",
+        "priorities/samplers/kept/STATE",
+        "priorities/samplers/kept/priorities.bin",
+        "priorities/samplers/ranked/STATE",
+        "limited/limiter/law.json",
+        "limited/limiter/learner-000",
+        "limited/limiter/writer",
         "shards/data-000001/places.bin",
-    ]  # fmt: skip
+    ]
     assert [name for name in kept if not (OLD / name).is_file()] == []
     assert set(RECORDED) == set(CASES)
 

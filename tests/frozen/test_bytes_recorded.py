@@ -24,9 +24,28 @@ def test_files_are_as_recorded(tmp_path, name):
 def test_each_kind_of_file_is_recorded():
     names = {path.split("/")[-1] for files in RECORDED.values() for path in files}
     for name in (
-        "metadata.json", "statistics.json", "COMMIT", "LOCK", "STATE", "places.bin",
-        "priorities.bin", "records.bin", "flags.bin", "sums.bin", "law.json",
-        "learner-000", "writer", "zarr.json", "bytes of shards", "x.npz", "packed.npz",
-        "x.pt", "x.csv", "x.csv.mmreplay.json", "x.safetensors", "x.parquet", "x.hdf5",
-    ):  # fmt: skip
+        "metadata.json",
+        "statistics.json",
+        "COMMIT",
+        "LOCK",
+        "STATE",
+        "places.bin",
+        "priorities.bin",
+        "records.bin",
+        "flags.bin",
+        "sums.bin",
+        "law.json",
+        "learner-000",
+        "writer",
+        "zarr.json",
+        "bytes of shards",
+        "x.npz",
+        "packed.npz",
+        "x.pt",
+        "x.csv",
+        "x.csv.mmreplay.json",
+        "x.safetensors",
+        "x.parquet",
+        "x.hdf5",
+    ):
         assert name in names, name

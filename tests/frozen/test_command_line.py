@@ -32,9 +32,7 @@ def test_a_command_takes_what_it_took(now, name):
     for spelling, what in after["options"].items():
         assert spelling in before["options"] or not what["required"]
     assert after["arguments"][: len(before["arguments"])] == before["arguments"]
-    assert not any(
-        each["required"] for each in after["arguments"][len(before["arguments"]) :]
-    )
+    assert not any(each["required"] for each in after["arguments"][len(before["arguments"]) :])
 
 
 def lost(before, after, where, nulls):

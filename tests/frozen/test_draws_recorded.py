@@ -5,13 +5,7 @@ import json
 import pytest
 
 from tests.frozen import draws_cases
-from tests.frozen.draws_cases import (
-    SAMPLERS,
-    TRANSFORMS,
-    draws_by_seed,
-    splits,
-    transformed,
-)
+from tests.frozen.draws_cases import SAMPLERS, TRANSFORMS, draws_by_seed, splits, transformed
 from tests.frozen.frozen_files import load
 
 pytestmark = [

@@ -18,9 +18,13 @@ FORMAT = Format("raw", "frozen_plugin", "raw bytes", suffixes=(".raw",), reads=F
 """
 # Words after `mmreplay.` on the pages that name parts of files and no modules.
 NO_MODULES = {
-    "mmreplay.json", "mmreplay.json.npy", "mmreplay.crc32c", "mmreplay.rows",
-    "mmreplay.part", "mmreplay.formats",
-}  # fmt: skip
+    "mmreplay.json",
+    "mmreplay.json.npy",
+    "mmreplay.crc32c",
+    "mmreplay.rows",
+    "mmreplay.part",
+    "mmreplay.formats",
+}
 
 
 def peer_of(name):
@@ -55,8 +59,11 @@ def test_an_entry_point_of_the_package_can_be_called(name):
 def test_the_package_can_be_run_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "mmreplay", "--version"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stdout.startswith("mmreplay ")
 
 
@@ -78,16 +85,13 @@ def test_formats_of_other_packages_are_found_by_their_entry_points(tmp_path):
     info = tmp_path / "frozen_plugin-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: frozen-plugin\n")
-    (info / "entry_points.txt").write_text(
-        "[mmreplay.formats]\nraw = frozen_plugin:FORMAT\n"
-    )
+    (info / "entry_points.txt").write_text("[mmreplay.formats]\nraw = frozen_plugin:FORMAT\n")
     code = (
         f"import sys; sys.path.append({str(tmp_path)!r})\n"
         "from mmreplay.convert.registry import formats\n"
         "print(formats()['raw'].suffixes)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout == "('.raw',)\n"

@@ -42,12 +42,13 @@ def answers(what):
             environment = os.environ | settings | {"MMREPLAY_KERNELS": kernel}
             children[processor, kernel] = subprocess.Popen(
                 [sys.executable, "-m", "tests.frozen.processors", what],
-                env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                env=environment,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
     # All are started before one is waited for.
-    found = {
-        name: json.loads(child.communicate()[0]) for name, child in children.items()
-    }
+    found = {name: json.loads(child.communicate()[0]) for name, child in children.items()}
     assert all(child.returncode == 0 for child in children.values())
     return found
 

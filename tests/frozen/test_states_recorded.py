@@ -4,14 +4,7 @@ import pytest
 
 from tests.frozen import states_cases
 from tests.frozen.frozen_files import load
-from tests.frozen.states_cases import (
-    OTHERS,
-    SAMPLERS,
-    STREAMS,
-    cases,
-    entry_of,
-    sampler_case,
-)
+from tests.frozen.states_cases import OTHERS, SAMPLERS, STREAMS, cases, entry_of, sampler_case
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -152,9 +152,8 @@ def commit_says(folder):
     metadata = metadata_file.load(folder)
     data = (folder / metadata.folder / "COMMIT").read_bytes()
     slots = commit.split(
-        data, metadata.uuid, metadata.generation, metadata.ring.num_envs,
-        metadata.heap_nbytes,
-    )  # fmt: skip
+        data, metadata.uuid, metadata.generation, metadata.ring.num_envs, metadata.heap_nbytes
+    )
     newest = commit.newest_durable(slots)
     live = max(slots[2:], key=lambda record: record.sequence)
     arrays = [newest.heads, newest.tails, live.heads, live.tails, live.limits]

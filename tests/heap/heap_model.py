@@ -121,9 +121,20 @@ class World:
     """What a commit syncs first."""
 
     def __init__(
-        self, seed=0, *, mutants=(), num_envs=1, slots=14, capacity=10, row_reserve=2,
-        heap_size=8, max_lengths=(2,), lengths="any", block=1, commits=0.5,
-    ):  # fmt: skip
+        self,
+        seed=0,
+        *,
+        mutants=(),
+        num_envs=1,
+        slots=14,
+        capacity=10,
+        row_reserve=2,
+        heap_size=8,
+        max_lengths=(2,),
+        lengths="any",
+        block=1,
+        commits=0.5,
+    ):
         self.rng = random.Random(seed)
         self.mutants = frozenset(mutants)
         self.num_envs, self.slots, self.capacity = num_envs, slots, capacity
@@ -167,9 +178,7 @@ class World:
         live = max(trusted, key=lambda record: record.age, default=None)
         truth = live if live is not None and live.epoch >= durable.epoch else durable
         limits = maximum(*(r.limits for r in durable_slots + live_slots), truth.limits)
-        return self.without_overwritten(truth, limits), self.without_overwritten(
-            durable, limits
-        )
+        return self.without_overwritten(truth, limits), self.without_overwritten(durable, limits)
 
     def without_overwritten(self, record, limits):
         tails = maximum(record.tails, [limit - self.slots for limit in limits])
@@ -180,8 +189,7 @@ class World:
     def settled(self):
         """The same of the page cache."""
         durable, live = (
-            [self.files.read((kind, slot)) for slot in (0, 1)]
-            for kind in (DURABLE, LIVE)
+            [self.files.read((kind, slot)) for slot in (0, 1)] for kind in (DURABLE, LIVE)
         )
         return self.settle(durable, live, self.boot_id)
 
@@ -261,15 +269,12 @@ class World:
                 number = self.written.get((env_id, position))
                 rows = contents((ROW, env_id, position % self.slots))
                 if any(
-                    row is None or (row.position, row.number) != (position, number)
-                    for row in rows
+                    row is None or (row.position, row.number) != (position, number) for row in rows
                 ):
                     raise Violation(f"{cause} tears row {position}")
                 references = rows[0].references
                 if not self.is_legal(references, record, env_id):
-                    raise Violation(
-                        f"{cause} makes a reference of row {position} illegal"
-                    )
+                    raise Violation(f"{cause} makes a reference of row {position} illegal")
                 for expected, at in self.units(number, references):
                     if any(unit != expected for unit in contents((HEAP, env_id, at))):
                         raise Violation(f"{cause} tears a value of row {position}")
@@ -301,9 +306,7 @@ class World:
 
         def oldest_first(kind):
             ages = {
-                slot: (0, 0)
-                if self.is_void(slots[kind, slot])
-                else slots[kind, slot].age
+                slot: (0, 0) if self.is_void(slots[kind, slot]) else slots[kind, slot].age
                 for slot in (0, 1)
             }
             return sorted(ages, key=lambda slot: ages[slot])
@@ -322,10 +325,7 @@ class World:
         yield from self.sync(DURABLE)
         for slot in (older, newer):
             durable = replace(
-                durable,
-                epoch=epoch,
-                boot_id=self.boot_id,
-                sequence=self.next_sequence(),
+                durable, epoch=epoch, boot_id=self.boot_id, sequence=self.next_sequence()
             )
             self.files.write((DURABLE, slot), durable)
             yield
@@ -333,9 +333,7 @@ class World:
             self.durable_slot = slot
         self.live, self.durable = live, durable
         if Mutant.OPENING_TAKES_LIVE_TAILS in self.mutants:
-            self.durable = replace(
-                durable, tails=live.tails, heap_tails=live.heap_tails
-            )
+            self.durable = replace(durable, tails=live.tails, heap_tails=live.heap_tails)
         self.actors = [self.writing(), self.committing()]
         yield
 
@@ -358,8 +356,7 @@ class World:
 
     def publish(self, **columns):
         columns = {
-            name: maximum(getattr(self.live, name), column)
-            for name, column in columns.items()
+            name: maximum(getattr(self.live, name), column) for name, column in columns.items()
         }
         record = replace(self.live, sequence=self.next_sequence(), **columns)
         if self.is_void(record):
@@ -374,10 +371,7 @@ class World:
 
     def put_durable(self, record):
         record = replace(
-            record,
-            sequence=self.next_sequence(),
-            epoch=self.live.epoch,
-            boot_id=self.boot_id,
+            record, sequence=self.next_sequence(), epoch=self.live.epoch, boot_id=self.boot_id
         )
         if not self.is_void(record):
             self.abandoned = maximum(self.abandoned, record.tails)
@@ -398,9 +392,11 @@ class World:
             return record
         heads = maximum(record.heads, record.tails)
         return replace(
-            record, heads=heads, limits=maximum(record.limits, heads),
+            record,
+            heads=heads,
+            limits=maximum(record.limits, heads),
             heap_heads=maximum(record.heap_heads, record.heap_tails),
-        )  # fmt: skip
+        )
 
     def commit(self):
         yield from self.locked("commit")
@@ -419,10 +415,13 @@ class World:
         if Mutant.COMMIT_WRITES_EARLY_TAILS in self.mutants:
             tails, heap_tails = before.tails, before.heap_tails
         record = replace(
-            self.durable, heads=before.heads, heap_heads=before.heap_heads,
-            tails=tails, heap_tails=heap_tails,
+            self.durable,
+            heads=before.heads,
+            heap_heads=before.heap_heads,
+            tails=tails,
+            heap_tails=heap_tails,
             limits=maximum(self.durable.limits, self.live.limits),
-        )  # fmt: skip
+        )
         yield from self.put_durable(self.emptied(record))
         self.locks -= {"slot", "commit"}
         self.committed_heads = maximum(self.committed_heads, before.heads)
@@ -453,8 +452,9 @@ class World:
             heap_tails=maximum(heap_tails, self.durable.heap_tails),
         )
         unchanged = (record.tails, record.heap_tails) == (
-            self.durable.tails, self.durable.heap_tails,
-        )  # fmt: skip
+            self.durable.tails,
+            self.durable.heap_tails,
+        )
         counts_none = all(
             self.durable.tails[e] == self.durable.heads[e] for e in range(self.num_envs)
         )
@@ -607,9 +607,7 @@ class World:
 
     def raise_limit(self, env_id, position):
         limits = list(self.live.limits)
-        reachable = min(
-            self.live.heads[env_id] + self.row_reserve, self.first(env_id) + self.slots
-        )
+        reachable = min(self.live.heads[env_id] + self.row_reserve, self.first(env_id) + self.slots)
         limits[env_id] = max(limits[env_id], reachable)
         if limits[env_id] <= position:
             raise Violation(f"the limit of row {position} cannot rise")
@@ -637,9 +635,7 @@ class World:
 
     def newest_live(self, seen):
         records = [self.files.read((LIVE, slot)) for slot in (0, 1)]
-        trusted = [
-            r for r in records if not self.is_void(r) and r.boot_id == self.boot_id
-        ]
+        trusted = [r for r in records if not self.is_void(r) and r.boot_id == self.boot_id]
         newest = max(trusted, key=lambda record: record.age, default=None)
         if newest is None or (seen is not None and newest.age < seen.age):
             return None
@@ -656,9 +652,8 @@ class World:
             seen, env_id = record, self.rng.randrange(self.num_envs)
             head = record.heads[env_id]
             first = max(
-                record.tails[env_id], head - self.capacity,
-                record.limits[env_id] - self.slots,
-            )  # fmt: skip
+                record.tails[env_id], head - self.capacity, record.limits[env_id] - self.slots
+            )
             if first >= head:
                 continue
             oldest = self.rng.random() < 0.5

@@ -28,9 +28,7 @@ class SealedWorld(World):
         self.shard_rows = shard_rows
         self.versions = {}
         longest = sum(options.get("max_lengths", (2,)))
-        super().__init__(
-            seed, heap_size=heap_size or 4 * shard_rows * longest, **options
-        )
+        super().__init__(seed, heap_size=heap_size or 4 * shard_rows * longest, **options)
         assert self.slots % shard_rows == 0
         assert self.slots >= self.capacity + self.row_reserve + shard_rows
         assert self.heap_size >= 4 * shard_rows * longest
@@ -96,13 +94,8 @@ class SealedWorld(World):
             yield
         tails = maximum(self.live.tails, [0])
         if SealedMutant.SEALS_BY_LIVE_TAILS not in self.mutants:
-            tails = [
-                min(pair)
-                for pair in zip(self.live.tails, self.durable.tails, strict=True)
-            ]
-        return frozenset(
-            (each, units) for each, units in content.items() if each >= tails[env_id]
-        )
+            tails = [min(pair) for pair in zip(self.live.tails, self.durable.tails, strict=True)]
+        return frozenset((each, units) for each, units in content.items() if each >= tails[env_id])
 
     def unseal(self, env_id, position):
         """Have a range's values in the heap alone, before a row of it is written."""
@@ -133,8 +126,7 @@ class SealedWorld(World):
         if SealedMutant.GIVES_UP_ABOVE_DURABLE_HEAD not in self.mutants:
             heads = tuple(map(min, self.live.heads, self.durable.heads))
         sealed = {
-            env_id: self.sealed_until(env_id, heads[env_id])
-            for env_id in range(self.num_envs)
+            env_id: self.sealed_until(env_id, heads[env_id]) for env_id in range(self.num_envs)
         }
         if SealedMutant.GIVES_UP_BEFORE_SYNC not in self.mutants:
             yield from self.sync(NUMBER)
@@ -176,8 +168,7 @@ class SealedWorld(World):
                     yield from self.seal(env_id, position)
         yield from self.raise_tails(self.ahead(needed))
         if any(
-            self.durable.heap_tails[e] + self.heap_size < needed[e]
-            for e in range(self.num_envs)
+            self.durable.heap_tails[e] + self.heap_size < needed[e] for e in range(self.num_envs)
         ):
             yield from self.commit()
             yield from self.raise_tails(self.ahead(needed))
@@ -224,8 +215,7 @@ class SealedWorld(World):
                 number = self.written.get((env_id, position))
                 rows = contents((ROW, env_id, position % self.slots))
                 if any(
-                    row is None or (row.position, row.number) != (position, number)
-                    for row in rows
+                    row is None or (row.position, row.number) != (position, number) for row in rows
                 ):
                     raise Violation(f"{cause} tears row {position}")
                 key = env_id, self.range_of(position)
@@ -235,9 +225,7 @@ class SealedWorld(World):
                     expected = position, tuple(unit for unit, _ in units)
                     for shard in contents((SHARD, *key)):
                         if shard is None or expected not in shard:
-                            raise Violation(
-                                f"{cause} leaves row {position} in no shard"
-                            )
+                            raise Violation(f"{cause} leaves row {position} in no shard")
                 # Where the range is written on, its values are needed in the heap.
                 complete = self.is_complete(position, record.heads[env_id])
                 if complete and all(each % 2 for each in numbers):

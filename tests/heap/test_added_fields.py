@@ -31,9 +31,7 @@ def fill_text(buffer, numbers):
 def ring(tmp_path, request):
     """A buffer of 50 rows without a field that varies."""
     path = None if request.param == "memory" else tmp_path / "ring"
-    with mr.ReplayBuffer.create(
-        path, PLAIN, 40, engine=request.param, commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, PLAIN, 40, engine=request.param, commit_every=None) as buffer:
         fill_plain(buffer, range(STEPS))
         yield buffer
 
@@ -77,8 +75,8 @@ def test_the_ring_is_of_format_1_1_from_then_on(tmp_path):
 
 def test_a_second_field_needs_no_heap_bytes_but_those_of_its_rows(tmp_path):
     with mr.ReplayBuffer.create(
-        tmp_path / "ring", PLAIN.with_field("text", TEXT), 40, heap_bytes=4096,
-    ) as buffer:  # fmt: skip
+        tmp_path / "ring", PLAIN.with_field("text", TEXT), 40, heap_bytes=4096
+    ) as buffer:
         fill_text(buffer, range(30))
         buffer.add_field("points", POINTS, [])
         assert buffer.metadata.heap_nbytes == 4096
@@ -144,15 +142,10 @@ def test_heap_bytes_without_a_field_that_varies_are_refused(ring):
 
 
 def test_a_failure_leaves_the_ring_without_the_field(tmp_path):
-    with mr.ReplayBuffer.create(
-        tmp_path / "ring", PLAIN, 40, commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "ring", PLAIN, 40, commit_every=None) as buffer:
         fill_plain(buffer, range(STEPS))
         full = OSError(28, "No space left on device")
-        with (
-            using(FaultyDisk(full, names=("truncate",))),
-            pytest.raises(mr.errors.FullError),
-        ):
+        with using(FaultyDisk(full, names=("truncate",))), pytest.raises(mr.errors.FullError):
             buffer.add_field("text", TEXT, "", heap_bytes=8192)
         assert buffer.schema == PLAIN
         fill_plain(buffer, [STEPS])

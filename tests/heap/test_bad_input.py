@@ -40,11 +40,7 @@ def assert_step(buffer, number):
 
 
 BAD_VALUES = {
-    "too many tokens": (
-        "tokens",
-        np.zeros(101, np.int32),
-        "at most 100 items, got 101",
-    ),
+    "too many tokens": ("tokens", np.zeros(101, np.int32), "at most 100 items, got 101"),
     "too long a text": ("text", "x" * 51, "at most 50 bytes, got 51"),
     "too long in bytes alone": ("text", "é" * 26, "at most 50 bytes, got 52"),
     "too much data": ("data", bytes(51), "at most 50 bytes, got 51"),
@@ -53,11 +49,7 @@ BAD_VALUES = {
     "objects": ("tokens", np.array([object()]), "must be"),
     "text in an array": ("tokens", "a b", "must be"),
     "a number": ("tokens", 3, r"got 3\. Pass its items in a list, such as \[3\]"),
-    "another inner shape": (
-        "points",
-        np.zeros((2, 2), np.float32),
-        "Only the first axis",
-    ),
+    "another inner shape": ("points", np.zeros((2, 2), np.float32), "Only the first axis"),
     "no UTF-8": ("text", b"ab\xff", r"got b'ab\\xff': invalid start byte at byte 2"),
     "half a surrogate pair": (
         "text",
@@ -98,9 +90,14 @@ def test_a_bad_value_is_refused_by_name_and_nothing_is_stored(tmp_path, engine, 
 def test_a_heap_full_of_one_environments_rows_takes_none_of_another(tmp_path):
     schema = mr.Schema({"text": mr.Field.text(max_bytes=1000)})
     with mr.ReplayBuffer.create(
-        tmp_path / "ring", schema, 100, 2, autoreset="disabled", heap_bytes="16 KiB",
+        tmp_path / "ring",
+        schema,
+        100,
+        2,
+        autoreset="disabled",
+        heap_bytes="16 KiB",
         commit_every=None,
-    ) as buffer:  # fmt: skip
+    ) as buffer:
         for number in range(150):
             buffer.add({"text": [f"{number:<1000}", str(number)]})
         # Each has a heap of its own: one is full, the other holds its capacity.
@@ -139,12 +136,8 @@ def small_disk(monkeypatch):
         (mr.UseCounter(1, mr.GroupSampler("promt")), "'promt' is not in the schema"),
     ],
 )
-def test_a_sampler_over_a_field_that_is_not_there_is_refused_at_once(
-    tmp_path, sampler, message
-):
-    schema = mr.Schema(
-        {"prompt": mr.Field((), "int64"), "text": mr.Field.text(max_bytes=9)}
-    )
+def test_a_sampler_over_a_field_that_is_not_there_is_refused_at_once(tmp_path, sampler, message):
+    schema = mr.Schema({"prompt": mr.Field((), "int64"), "text": mr.Field.text(max_bytes=9)})
     options = {"heap_bytes": 4096, "sampler": sampler}
     with pytest.raises(SchemaError, match=message):
         mr.ReplayBuffer.create(tmp_path / "ring", schema, 9, **options)
@@ -218,9 +211,8 @@ def test_a_disk_that_does_not_say_how_large_it_is_takes_any_heap(tmp_path, monke
 def test_no_row_is_larger_than_the_heap_allows(tmp_path):
     """A heap holds four longest rows at least, also after a resize."""
     with mr.ReplayBuffer.create(
-        tmp_path / "ring", mr.Schema({"text": mr.Field.text(max_bytes=5000)}), 10,
-        heap_bytes=20_480,
-    ) as buffer:  # fmt: skip
+        tmp_path / "ring", mr.Schema({"text": mr.Field.text(max_bytes=5000)}), 10, heap_bytes=20_480
+    ) as buffer:
         for number in range(30):
             buffer.add(text=f"{number:<5000}")
         match = "heap_bytes must be at least 20480 for this schema, 4 times the longest"
@@ -251,18 +243,22 @@ def test_a_reference_across_the_rings_end_is_damage(tmp_path, mode):
             buffer.take(0, [140])
         assert len(buffer.take(0, [139])) == 1
     [finding] = [
-        each for each in mr.verify_buffer(tmp_path / "ring").findings
-        if each.kind == "value"
-    ]  # fmt: skip
+        each for each in mr.verify_buffer(tmp_path / "ring").findings if each.kind == "value"
+    ]
     assert "position 140: its reference does not lead to a value" in finding.message
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_reference_into_another_environment_is_damage(tmp_path, mode):
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "ring", mr.Schema({"text": mr.Field.text(max_bytes=900)}), 50, 2,
-        autoreset="disabled", heap_bytes=HEAP_BYTES, commit_every=None,
-    )  # fmt: skip
+        tmp_path / "ring",
+        mr.Schema({"text": mr.Field.text(max_bytes=900)}),
+        50,
+        2,
+        autoreset="disabled",
+        heap_bytes=HEAP_BYTES,
+        commit_every=None,
+    )
     for number in range(3):
         buffer.add({"text": [f"{number} of one", f"{number} of two"]})
     buffer.close()
@@ -270,9 +266,7 @@ def test_a_reference_into_another_environment_is_damage(tmp_path, mode):
     forge(tmp_path / "ring", 1, (HEAP_BYTES, 8, 0))
     with mr.ReplayBuffer.open(tmp_path / "ring", mode) as buffer:
         env_id, position = (0, 1) if buffer.layout == "env_major" else (1, 0)
-        match = (
-            f"field 'text' is damaged in position {position} of environment {env_id}"
-        )
+        match = f"field 'text' is damaged in position {position} of environment {env_id}"
         with pytest.raises(CorruptError, match=match):
             buffer.gather_all()
         assert buffer.get_field("text", 1 - env_id, [2]).text() == [

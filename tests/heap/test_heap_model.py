@@ -58,9 +58,16 @@ def test_the_worlds_meet_every_case():
             assert broken(world) is None
             seen.update(world.seen)
     for event in (
-        "commits", "drops", "clears", "kills", "power cuts", "raises",
-        "raises that empty the ring", "reads", "reads discarded",
-    ):  # fmt: skip
+        "commits",
+        "drops",
+        "clears",
+        "kills",
+        "power cuts",
+        "raises",
+        "raises that empty the ring",
+        "reads",
+        "reads discarded",
+    ):
         assert seen[event] >= 5, event
 
 

@@ -15,10 +15,7 @@ SPAWN = multiprocessing.get_context("spawn")
 WAIT_S = 60
 MILLION = 1_000_000
 SCHEMA = mr.Schema(
-    {
-        "name": mr.Field.text(max_bytes=20),
-        "tokens": mr.Field((None,), "int64", max_length=60),
-    }
+    {"name": mr.Field.text(max_bytes=20), "tokens": mr.Field((None,), "int64", max_length=60)}
 )
 NUM_ENVS = 2
 BLOCK = 16
@@ -46,10 +43,7 @@ def block_at(position):
     """The columns of a block, told by environment and position."""
     positions = np.arange(position, position + BLOCK)
     items = [
-        [
-            1_000 * n + np.arange(lengths_of(n)) + 10**12 * env_id
-            for env_id in range(NUM_ENVS)
-        ]
+        [1_000 * n + np.arange(lengths_of(n)) + 10**12 * env_id for env_id in range(NUM_ENVS)]
         for n in positions.tolist()
     ]
     names = [[f"{e}:{n}" for e in range(NUM_ENVS)] for n in positions]
@@ -72,15 +66,19 @@ def wrong_values(batch):
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-@pytest.mark.parametrize(
-    "count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)])
 def test_every_value_is_that_of_its_row_while_the_heap_wraps(tmp_path, engine, count):
     path = tmp_path / "ring"
     mr.ReplayBuffer.create(
-        path, SCHEMA, 2_000, NUM_ENVS, heap_bytes=HEAP_NBYTES, engine=engine,
-        autoreset="disabled", layout="env_major",
-    ).close()  # fmt: skip
+        path,
+        SCHEMA,
+        2_000,
+        NUM_ENVS,
+        heap_bytes=HEAP_NBYTES,
+        engine=engine,
+        autoreset="disabled",
+        layout="env_major",
+    ).close()
     ours, theirs = SPAWN.Pipe()
     writer = SPAWN.Process(target=write, args=(path, theirs))
     writer.start()
@@ -88,9 +86,7 @@ def test_every_value_is_that_of_its_row_while_the_heap_wraps(tmp_path, engine, c
         assert ours.poll(WAIT_S)
         assert ours.recv() == "writing"
         read = stale = 0
-        with closing(
-            mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=0))
-        ) as reader:
+        with closing(mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=0))) as reader:
             # A row takes about 300 bytes of the heap; the reader sees it lap.
             enough = int(reader.heads[0]) + LAPS * HEAP_NBYTES // 300
             while read < count or reader.heads[0] < enough:
@@ -115,16 +111,24 @@ def test_every_value_is_that_of_its_row_while_the_heap_wraps(tmp_path, engine, c
     assert writer.exitcode == 0
 
 
-@pytest.mark.parametrize(
-    "count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)])
 def test_every_value_in_ram_is_that_of_its_row_while_threads_write(count):
     """A buffer in RAM has no other readers than threads of its process."""
     stop = Event()
-    with mr.ReplayBuffer.create(
-        None, SCHEMA, 2_000, NUM_ENVS, heap_bytes=HEAP_NBYTES, engine="memory",
-        autoreset="disabled", layout="env_major", sampler=mr.UniformSampler(seed=0),
-    ) as buffer, ThreadPoolExecutor(1) as pool:  # fmt: skip
+    with (
+        mr.ReplayBuffer.create(
+            None,
+            SCHEMA,
+            2_000,
+            NUM_ENVS,
+            heap_bytes=HEAP_NBYTES,
+            engine="memory",
+            autoreset="disabled",
+            layout="env_major",
+            sampler=mr.UniformSampler(seed=0),
+        ) as buffer,
+        ThreadPoolExecutor(1) as pool,
+    ):
         buffer.extend(block_at(0))
 
         def lap():

@@ -23,15 +23,16 @@ KINDS = {
     "longest values": {"lengths": "longest"},
     "few commits": {"lengths": "longest", "commits": 0.1},
     "a shard a row": {"lengths": "longest", "shard_rows": 1},
-    "blocks": {
-        "lengths": "longest", "block": 4, "row_reserve": 4, "slots": 20,
-    },
+    "blocks": {"lengths": "longest", "block": 4, "row_reserve": 4, "slots": 20},
     "two environments": {"num_envs": 2, "lengths": "longest"},
     "two fields": {"max_lengths": (3, 1), "lengths": "extremes", "shard_rows": 1},
     "a heap whose end is skipped": {
-        "heap_size": 13, "shard_rows": 1, "max_lengths": (3,), "lengths": "longest",
+        "heap_size": 13,
+        "shard_rows": 1,
+        "max_lengths": (3,),
+        "lengths": "longest",
     },
-}  # fmt: skip
+}
 
 
 def broken(world):
@@ -58,9 +59,17 @@ def test_the_worlds_meet_every_case():
         assert broken(world) is None
         seen.update(world.seen)
     for event in (
-        "commits", "drops", "clears", "kills", "power cuts", "raises", "seals",
-        "unseals", "reads of shards", "reads again",
-    ):  # fmt: skip
+        "commits",
+        "drops",
+        "clears",
+        "kills",
+        "power cuts",
+        "raises",
+        "seals",
+        "unseals",
+        "reads of shards",
+        "reads again",
+    ):
         assert seen[event] >= 5, event
 
 

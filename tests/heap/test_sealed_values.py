@@ -188,9 +188,7 @@ def test_two_environments_seal_each_by_itself(tmp_path):
     assert mr.verify_buffer(tmp_path / "ring").ok
 
 
-def test_a_full_disk_refuses_the_row_that_needs_a_shard_and_loses_none(
-    tmp_path, monkeypatch
-):
+def test_a_full_disk_refuses_the_row_that_needs_a_shard_and_loses_none(tmp_path, monkeypatch):
     buffer = create(tmp_path / "ring")
 
     def full(self, range_id):
@@ -263,9 +261,7 @@ def test_a_value_that_is_sealed_and_overwritten_while_it_is_read_is_read_again(
 
 
 @pytest.mark.parametrize("tail", [104, 106, 111, 112])
-def test_the_other_rows_of_a_shard_that_is_overwritten_are_not_read(
-    tmp_path, monkeypatch, tail
-):
+def test_the_other_rows_of_a_shard_that_is_overwritten_are_not_read(tmp_path, monkeypatch, tail):
     # Rows below a tail may be overwritten, but the shard holds others: those are put
     # back, and the heap may have given up their values.
     writer = filled(tmp_path / "ring", 240, heap_bytes=2 * HEAP_BYTES)
@@ -429,9 +425,15 @@ def test_a_copy_to_memory_mapped_files_holds_what_the_heap_takes(ring, tmp_path)
 def test_rows_of_all_environments_side_by_side_become_shards_of_each(tmp_path):
     schema = mr.Schema({"text": mr.Field.text(max_bytes=60)})
     with mr.ReplayBuffer.create(
-        tmp_path / "ring", schema, 50, 2, heap_bytes=4096, layout="time_major",
-        autoreset="disabled", engine="memmap",
-    ) as buffer:  # fmt: skip
+        tmp_path / "ring",
+        schema,
+        50,
+        2,
+        heap_bytes=4096,
+        layout="time_major",
+        autoreset="disabled",
+        engine="memmap",
+    ) as buffer:
         for number in range(40):
             buffer.add({"text": [f"one {number}", f"two {number}"]})
     mr.compact(tmp_path / "ring", tmp_path / "copy")
@@ -461,9 +463,7 @@ def test_shards_have_as_many_rows_as_a_quarter_of_the_heap_holds(tmp_path):
 def test_values_that_no_chunk_can_hold_are_refused(tmp_path):
     schema = mr.Schema({"blob": mr.Field.bytes(max_bytes=1 << 31)})
     with pytest.raises(SchemaError, match="must have values of at most 2147418112"):
-        mr.ReplayBuffer.create(
-            tmp_path / "ring", schema, 10, heap_bytes="16 GiB", engine="zarr"
-        )
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes="16 GiB", engine="zarr")
 
 
 @pytest.mark.parametrize(
@@ -473,9 +473,7 @@ def test_values_that_no_chunk_can_hold_are_refused(tmp_path):
         (8, 224, "slots must be at least 228 where a field varies, got 224"),
     ],
 )
-def test_shards_that_a_heap_could_not_wait_for_are_refused(
-    ring, shard_rows, slots, match
-):
+def test_shards_that_a_heap_could_not_wait_for_are_refused(ring, shard_rows, slots, match):
     data = json.loads((ring / "metadata.json").read_bytes())
     data["zarr"]["shard_rows"], data["slots"] = shard_rows, slots
     del data["crc32c"]
@@ -541,15 +539,11 @@ FORGED = {
     "too few values": (lambda raw: with_bytes(raw, 0, b"\1\0\0\0"), "it says 1 values"),
     "a length beyond": (lambda raw: with_bytes(raw, 4, b"\xff" * 4), "ends behind"),
     "bytes behind": (lambda raw: raw + b"x", "1 bytes follow the last value"),
-    "no UTF-8": (
-        lambda raw: with_bytes(raw, first_value(raw)[0], b"\xff"), "invalid start byte",
-    ),
-    "half a character": (
-        lambda raw: with_bytes(raw, first_value(raw)[0], b"\xa5"), "UTF-8|utf-8",
-    ),
+    "no UTF-8": (lambda raw: with_bytes(raw, first_value(raw)[0], b"\xff"), "invalid start byte"),
+    "half a character": (lambda raw: with_bytes(raw, first_value(raw)[0], b"\xa5"), "UTF-8|utf-8"),
     "a huge size": (huge, "its header says 2147483647 bytes"),
     "nothing": (lambda raw: b"", "does not hold 8 values"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -612,27 +606,20 @@ READS = {
     "a small sample": lambda buffer: buffer.sample(2),
     "gather_all": lambda buffer: buffer.gather_all(),
     "get_field": lambda buffer: buffer.get_field("blob", 0, np.arange(250)),
-    "checked": lambda buffer: mr.ReplayBuffer.open(
-        buffer.path, check_values=True
-    ).gather_all(),
+    "checked": lambda buffer: mr.ReplayBuffer.open(buffer.path, check_values=True).gather_all(),
     "a table": lambda buffer: mr.export(buffer, buffer.path.parent / "copy.parquet"),
     "a copy": lambda buffer: mr.compact(buffer.path, buffer.path.parent / "copy"),
 }
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(
-    claimed, read
-):
+def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(claimed, read):
     match = (
         r"field 'blob' is damaged in position \d+ of environment 0: its reference does "
         r"not lead to a value in the shard .*/ring/data-000001/zarr/blob/c\.0\.\d+\. "
         "Restore the buffer from a copy, or run mmreplay repair SOURCE TARGET"
     )
-    with (
-        mr.ReplayBuffer.open(claimed) as buffer,
-        pytest.raises(CorruptError, match=match),
-    ):
+    with mr.ReplayBuffer.open(claimed) as buffer, pytest.raises(CorruptError, match=match):
         READS[read](buffer)
     assert [path.name for path in claimed.parent.iterdir()] == ["ring"]
 
@@ -672,8 +659,7 @@ def test_a_value_that_was_changed_is_found(ring):
 
 
 @pytest.mark.parametrize(
-    "reference",
-    [(-8, 1, 0), (1 << 40, 1, 0), (0, 2**32 - 1, 0), (HEAP_BYTES - 8, 40, 0)],
+    "reference", [(-8, 1, 0), (1 << 40, 1, 0), (0, 2**32 - 1, 0), (HEAP_BYTES - 8, 40, 0)]
 )
 def test_a_forged_reference_of_a_row_in_no_shard_is_damage(tmp_path, reference):
     buffer = filled(tmp_path / "ring", 100)

@@ -67,9 +67,7 @@ def ring(tmp_path):
         (1 << 62, "1 heaps of 4611686018427387904 bytes must take fewer than"),
     ],
 )
-def test_an_impossible_heap_is_refused_before_there_is_a_folder(
-    tmp_path, heap_bytes, match
-):
+def test_an_impossible_heap_is_refused_before_there_is_a_folder(tmp_path, heap_bytes, match):
     with pytest.raises(SchemaError, match=match):
         create(tmp_path / "ring", heap_bytes=heap_bytes)
     assert not (tmp_path / "ring").exists()
@@ -79,8 +77,7 @@ def test_a_heap_below_four_longest_rows_is_refused(tmp_path):
     schema = mr.Schema({"tokens": mr.Field((None,), "int32", max_length=2000)})
     for heap_bytes, given in (("16 KiB", 16_384), (10, 10), ("1 KiB", 1024)):
         with pytest.raises(
-            SchemaError,
-            match=rf"at least 32768 for this schema, 4 times.* got {given}\.",
+            SchemaError, match=rf"at least 32768 for this schema, 4 times.* got {given}\."
         ):
             mr.ReplayBuffer.create(tmp_path / "ring", schema, 10, heap_bytes=heap_bytes)
 
@@ -93,8 +90,7 @@ def test_a_heap_without_a_field_that_varies_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("heap_bytes", "nbytes"),
-    [(5000, 8192), ("5000 B", 8192), ("8KiB", 8192), ("0.5 MiB", 1 << 19)],
+    ("heap_bytes", "nbytes"), [(5000, 8192), ("5000 B", 8192), ("8KiB", 8192), ("0.5 MiB", 1 << 19)]
 )
 def test_a_size_may_have_a_unit_and_is_rounded_up(tmp_path, heap_bytes, nbytes):
     with create(tmp_path / "ring", heap_bytes=heap_bytes) as buffer:
@@ -196,9 +192,7 @@ def test_a_snapshot_holds_the_values_of_its_rows(tmp_path, steps):
         )
 
 
-def test_a_snapshot_leaves_out_rows_whose_values_are_overwritten_meanwhile(
-    tmp_path, monkeypatch
-):
+def test_a_snapshot_leaves_out_rows_whose_values_are_overwritten_meanwhile(tmp_path, monkeypatch):
     buffer = filled(tmp_path / "ring", steps=90)
     first = int(buffer.span.first[0])
     copy_heap = FileCopy._copy_heap
@@ -279,9 +273,7 @@ def test_a_reference_that_leads_elsewhere_is_damage(ring, forged, mode):
 
 def test_a_reference_of_the_next_observation_is_named_by_its_own_row(tmp_path):
     schema = mr.Schema({"observation": mr.Field.text(max_bytes=100)})
-    with mr.ReplayBuffer.create(
-        tmp_path / "ring", schema, 50, heap_bytes=HEAP_BYTES
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 50, heap_bytes=HEAP_BYTES) as buffer:
         for number in range(10):
             buffer.add({"observation": f"step {number}"})
     forge(tmp_path / "ring", 5, (4, 1, 0))
@@ -354,9 +346,7 @@ def test_verify_finds_a_value_that_was_changed(ring):
     # The rows are there all the same: a reader looks at the checksum where asked.
     with mr.ReplayBuffer.open(ring) as buffer:
         assert len(buffer.get_field("tokens", 0, [17])[0]) == 10
-    match = (
-        "'tokens' is damaged in position 17 of environment 0: its value differs from"
-    )
+    match = "'tokens' is damaged in position 17 of environment 0: its value differs from"
     for mode in ("r", "r+"):
         with mr.ReplayBuffer.open(ring, mode, check_values=True) as buffer:
             assert len(buffer.get_field("tokens", 0, [16, 18])) == 2
@@ -416,9 +406,7 @@ def test_no_copy_gives_a_damaged_value_a_checksum_that_fits(ring, copy, position
     (finding,) = mr.verify_buffer(ring).findings
     assert f"position {position}: the checksum of its value must" in finding.message
     made = mr.repair(ring, ring.parent / "repaired")
-    assert (made.rows, made.cuts) == (
-        29, (mr.DroppedRows(0, position, position + 1, "value"),)
-    )  # fmt: skip
+    assert (made.rows, made.cuts) == (29, (mr.DroppedRows(0, position, position + 1, "value"),))
     COPIES[copy](made.target)
 
 
@@ -550,8 +538,7 @@ def blocks_of(form, steps, envs, rng):
     """A block in one of the forms that `extend` takes, and its values by step."""
     shape = (steps, envs)
     tokens = [
-        rng.integers(-99, 99, (rng.integers(41), 2)).astype(np.int16)
-        for _ in range(steps * envs)
+        rng.integers(-99, 99, (rng.integers(41), 2)).astype(np.int16) for _ in range(steps * envs)
     ]
     texts = ["ü" * int(rng.integers(45)) for _ in tokens]
     raws = [rng.bytes(int(rng.integers(31))) for _ in tokens]
@@ -584,9 +571,15 @@ def test_blocks_of_any_form_hold_the_values_of_their_rows(
     monkeypatch.setattr("mmreplay.buffer.heap_values.STAGE_NBYTES", stage)
     added = []
     with mr.ReplayBuffer.create(
-        tmp_path / "ring", BLOCK_SCHEMA, 200, heap_bytes=8192, num_envs=envs,
-        layout=layout, autoreset="same_step", commit_every=None,
-    ) as buffer:  # fmt: skip
+        tmp_path / "ring",
+        BLOCK_SCHEMA,
+        200,
+        heap_bytes=8192,
+        num_envs=envs,
+        layout=layout,
+        autoreset="same_step",
+        commit_every=None,
+    ) as buffer:
         for steps in (7, 1, 40, 90, 23):
             given, values = blocks_of(form, steps, envs, rng)
             buffer.extend(given)
@@ -595,12 +588,10 @@ def test_blocks_of_any_form_hold_the_values_of_their_rows(
             assert batch["tokens"].dtype == np.int16
             texts, raws = batch["text"].text(), list(batch["raw"])
             ids = batch.env_ids.tolist()
-            for at, (env, position) in enumerate(
-                zip(ids, batch.positions.tolist(), strict=True)
-            ):
-                assert (
-                    batch["tokens"][at].tolist(), texts[at], raws[at].tobytes()
-                ) == added[position][env]  # fmt: skip
+            for at, (env, position) in enumerate(zip(ids, batch.positions.tolist(), strict=True)):
+                assert (batch["tokens"][at].tolist(), texts[at], raws[at].tobytes()) == added[
+                    position
+                ][env]
             assert set(batch.env_ids) == set(range(envs))
             assert batch.positions.max() == len(added) - 1
         # The heap is too small for all of them.
@@ -685,15 +676,9 @@ def test_stacks_hold_a_value_for_each_frame(ring):
         for at, position in enumerate(batch.positions.tolist()):
             for frame in range(3):
                 row = max(0, position - 2 + frame)
-                assert (
-                    batch["tokens"][at, frame].tolist() == step(row)["tokens"].tolist()
-                )
-    with pytest.raises(
-        SchemaError, match="axis must be None for 'tokens', which varies"
-    ):
-        mr.ReplayBuffer.open(
-            ring, transforms=[mr.FrameStack(3, paths=["tokens"], axis=0)]
-        )
+                assert batch["tokens"][at, frame].tolist() == step(row)["tokens"].tolist()
+    with pytest.raises(SchemaError, match="axis must be None for 'tokens', which varies"):
+        mr.ReplayBuffer.open(ring, transforms=[mr.FrameStack(3, paths=["tokens"], axis=0)])
 
 
 @pytest.mark.parametrize("blocks", [False, True])

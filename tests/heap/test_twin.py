@@ -52,12 +52,17 @@ class Ring:
         self.rows = [[] for _ in range(num_envs)]
         self.removed = np.zeros(num_envs, np.int64)
         self.buffer = mr.ReplayBuffer.create(
-            self.path, SCHEMA, 50, num_envs, engine=engine,
+            self.path,
+            SCHEMA,
+            50,
+            num_envs,
+            engine=engine,
             heap_bytes=HEAP_BYTES * (4 if engine == "zarr" and seed % 2 else 1),
-            layout=None if engine == "zarr" else layout, autoreset=autoreset,
+            layout=None if engine == "zarr" else layout,
+            autoreset=autoreset,
             commit_every=None,
             sampler=mr.UniformSampler(seed=seed),
-        )  # fmt: skip
+        )
         self.next_step = autoreset == "next_step"
 
     def observation(self):
@@ -118,9 +123,7 @@ class Ring:
         for at in range(count):
             for env_id in range(self.num_envs):
                 self.note(env_id, steps[at][env_id], given[at][env_id])
-        self.buffer.extend(
-            blocks(steps), final_observation=blocks(given) if finals else None
-        )
+        self.buffer.extend(blocks(steps), final_observation=blocks(given) if finals else None)
 
     def reopen(self, *, killed):
         if self.path is None:
@@ -131,9 +134,12 @@ class Ring:
             self.buffer.close()
         # Episodes go on, so that the twin need not know of boundaries.
         self.buffer = mr.ReplayBuffer.open(
-            self.path, "r+", on_resume="continue", commit_every=None,
+            self.path,
+            "r+",
+            on_resume="continue",
+            commit_every=None,
             sampler=mr.UniformSampler(seed=1),
-        )  # fmt: skip
+        )
 
     def check(self):
         buffer = self.buffer
@@ -217,8 +223,7 @@ def blocks(steps):
 
 
 CALLS = st.sampled_from(
-    ["add"] * 6
-    + ["some", "extend", "extend", "drop", "clear", "close", "kill", "commit", "resize"]
+    ["add"] * 6 + ["some", "extend", "extend", "drop", "clear", "close", "kill", "commit", "resize"]
 )
 
 
@@ -231,9 +236,7 @@ CALLS = st.sampled_from(
     seed=st.integers(0, 1 << 30),
     calls=st.lists(st.tuples(CALLS, st.integers(0, 1 << 20)), max_size=40),
 )
-def test_a_buffer_holds_what_the_lists_hold(
-    engine, num_envs, layout, autoreset, seed, calls
-):
+def test_a_buffer_holds_what_the_lists_hold(engine, num_envs, layout, autoreset, seed, calls):
     folder = tempfile.mkdtemp(prefix="heap-twin-")
     try:
         with using(QuickDisk()):

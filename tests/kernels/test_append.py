@@ -53,8 +53,7 @@ class Bench:
 
     def reserve(self, low=0, high=ROWS, until=1e18, **changes):
         given = {
-            name: getattr(self, name)
-            for name in ("records", "flags", "commit", "limits", "tails")
+            name: getattr(self, name) for name in ("records", "flags", "commit", "limits", "tails")
         }
         given |= changes
         self.append.reserve(*given.values(), low, high, until)
@@ -186,20 +185,27 @@ def test_a_reservation_beyond_what_is_there_is_refused(bench, rng, changes):
 
 def block(bench, rng, rows):
     return {
-        path: rng.integers(-99, 99, (rows, *f.shape)).astype(f.numpy)
-        for path, f in FIELDS.items()
+        path: rng.integers(-99, 99, (rows, *f.shape)).astype(f.numpy) for path, f in FIELDS.items()
     }
 
 
 def extend(bench, columns, first, flags, row, offset=0, number=7, **changes):
-    given = {
-        name: getattr(bench, name) for name in ("records", "flags", "commit")
-    } | changes
+    given = {name: getattr(bench, name) for name in ("records", "flags", "commit")} | changes
     heads = np.arange(bench.num_envs) + 50
     return bench.append.extend(
-        columns, first, flags, given["records"], row, given["flags"], given["commit"],
-        offset, number, heads, bench.limits, bench.tails,
-    )  # fmt: skip
+        columns,
+        first,
+        flags,
+        given["records"],
+        row,
+        given["flags"],
+        given["commit"],
+        offset,
+        number,
+        heads,
+        bench.limits,
+        bench.tails,
+    )
 
 
 def test_a_block_is_stored_as_the_packer_packs_it_and_the_slot_publishes_it(bench, rng):
@@ -293,9 +299,7 @@ class HeapBench(Bench):
     def __init__(self, rows, monkeypatch, rng):
         super().__init__(rows, 1, monkeypatch, rng)
         self.heap_tails = np.array([24])
-        self.first = record(
-            1, rng, heap_tails=self.heap_tails, heap_heads=np.array([40])
-        )
+        self.first = record(1, rng, heap_tails=self.heap_tails, heap_heads=np.array([40]))
         self.slot = self.new_slot()
         self.append = rows.Append(self.packer, self.slot)
         self.size = commit.record_nbytes(1, 4096)
@@ -321,9 +325,7 @@ def test_a_step_is_published_with_the_bounds_of_its_heap(rows, monkeypatch, rng)
         heads, heap_heads = np.array([50 + number]), np.array([8 * number])
         step = bench.step(rng)
         assert bench.append.add(step, number, 0, number, heads, heap_heads) is True
-        told = other.publish(
-            number, heads, bench.limits, bench.tails, heap_heads, bench.heap_tails
-        )
+        told = other.publish(number, heads, bench.limits, bench.tails, heap_heads, bench.heap_tails)
         assert bench.commit[: bench.size] == bytes(told)
 
 

@@ -21,15 +21,12 @@ def arguments(values, items, listed, heads, free, first=0, stop=None, out=LONG):
     sources, offsets, references, addresses = [], [], [], []
     for field, item, each in zip(values, items, listed, strict=True):
         cells = tuple(
-            np.frombuffer(value, np.uint8).reshape(-1, item)
-            for step in field
-            for value in step
+            np.frombuffer(value, np.uint8).reshape(-1, item) for step in field for value in step
         )
         lengths, where = np.zeros((2, len(cells)), np.int64)
         assert twin.measure_values(
-            cells, np.ndarray, np.dtype(np.uint8), (item,), SIZE, ord("a"), lengths,
-            where,
-        )  # fmt: skip
+            cells, np.ndarray, np.dtype(np.uint8), (item,), SIZE, ord("a"), lengths, where
+        )
         where = np.array([cell.ctypes.data for cell in cells], np.int64)
         joined = b"".join(value for step in field for value in step)
         sources.append(cells if each else np.frombuffer(joined, np.uint8))
@@ -37,13 +34,21 @@ def arguments(values, items, listed, heads, free, first=0, stop=None, out=LONG):
         offsets.append(np.concatenate([[0], np.cumsum(lengths)]))
         references.append(np.full(len(cells), 7, np.int64).repeat(2).view(REFERENCE))
     return {
-        "sources": tuple(sources), "offsets": tuple(offsets),
-        "references": tuple(references), "addresses": tuple(addresses),
-        "items": np.array(items), "envs": envs, "first": first,
-        "stop": steps if stop is None else stop, "heads": np.array(heads),
-        "free": np.array(free), "size": SIZE, "out": np.full(out, 0xEE, np.uint8),
-        "after": np.full(envs, -1), "segments": np.full((2 * envs, 4), -1),
-    }  # fmt: skip
+        "sources": tuple(sources),
+        "offsets": tuple(offsets),
+        "references": tuple(references),
+        "addresses": tuple(addresses),
+        "items": np.array(items),
+        "envs": envs,
+        "first": first,
+        "stop": steps if stop is None else stop,
+        "heads": np.array(heads),
+        "free": np.array(free),
+        "size": SIZE,
+        "out": np.full(out, 0xEE, np.uint8),
+        "after": np.full(envs, -1),
+        "segments": np.full((2 * envs, 4), -1),
+    }
 
 
 def expected(values, items, heads, free, first, stop, out):
@@ -76,12 +81,12 @@ def expected(values, items, heads, free, first, stop, out):
 values_of = st.integers(1, 2).flatmap(
     lambda envs: st.lists(
         st.lists(
-            st.lists(st.binary(max_size=30), min_size=envs, max_size=envs),
-            min_size=4, max_size=4,
+            st.lists(st.binary(max_size=30), min_size=envs, max_size=envs), min_size=4, max_size=4
         ),
-        min_size=1, max_size=2,
+        min_size=1,
+        max_size=2,
     )
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -102,9 +107,7 @@ def test_values_lie_as_they_do_one_by_one(kernel, values, data):
     out = data.draw(st.sampled_from([0, 40, 100, LONG]))
     given_ = arguments(values, items, listed, heads, free, first, stop, out)
     steps, segments = kernel.pack_values(*given_.values())
-    count, _, after, references, stretches = expected(
-        values, items, heads, free, first, stop, out
-    )
+    count, _, after, references, stretches = expected(values, items, heads, free, first, stop, out)
     if not count and stop > first:
         space = [
             len(field[first][env]) + -len(field[first][env]) % 8
@@ -149,9 +152,10 @@ def test_text_and_bytes_are_packed_as_they_were_measured(kernel):
     )
     given_ = arguments([[[b""]] * 3], [1], [True], [0], [SIZE])
     given_ |= {
-        "sources": (cells,), "addresses": (where,),
+        "sources": (cells,),
+        "addresses": (where,),
         "offsets": (np.concatenate([[0], np.cumsum(lengths)]),),
-    }  # fmt: skip
+    }
     assert kernel.pack_values(*given_.values()) == (3, 1)
     assert given_["out"][:16].tobytes() == "für".encode() + bytes(4) + b"ab" + bytes(6)
     lengths = [reference["length"] for reference in given_["references"][0]]

@@ -89,10 +89,18 @@ def test_spans_are_copied_and_nothing_else(kernel, waits, spans, skip, gap):
 @pytest.mark.parametrize(
     ("begin", "size", "target"),
     [
-        (-1, 4, 0), (0, -1, 0), (13, 4, 0), (17, 0, 0), (0, 17, 0), (0, 4, 5),
-        (0, 4, -1), (1 << 62, 4, 0), (0, (1 << 63) - 1, 0), (8, (1 << 63) - 4, 0),
+        (-1, 4, 0),
+        (0, -1, 0),
+        (13, 4, 0),
+        (17, 0, 0),
+        (0, 17, 0),
+        (0, 4, 5),
+        (0, 4, -1),
+        (1 << 62, 4, 0),
+        (0, (1 << 63) - 1, 0),
+        (8, (1 << 63) - 4, 0),
     ],
-)  # fmt: skip
+)
 def test_spans_outside_of_an_array_are_refused(kernel, begin, size, target):
     source, out = np.zeros(16, np.uint8), np.full(8, MARK, np.uint8)
     spans = [np.array([0, number]) for number in (begin, size, target)]
@@ -123,9 +131,7 @@ def test_rows_of_any_dtype_are_copied(kernel, dtype):
     st.integers(0, 33),
     st.booleans(),
 )
-def test_rows_are_read_in_whatever_order_they_are_asked_for(
-    kernel, opened, ranges, skip, ask
-):
+def test_rows_are_read_in_whatever_order_they_are_asked_for(kernel, opened, ranges, skip, ask):
     fd, table = opened
     rows = [row for first, n in ranges for row in range(first, first + n)]
     wanted = np.minimum(np.array(rows, np.int64), ROWS - 1)
@@ -139,8 +145,7 @@ def test_rows_are_read_in_whatever_order_they_are_asked_for(
 @pytest.mark.parametrize("ask", [False, True])
 @given(
     st.lists(
-        st.tuples(st.integers(0, ROWS * NBYTES), st.sampled_from([0, 1, 9, 300_000])),
-        max_size=9,
+        st.tuples(st.integers(0, ROWS * NBYTES), st.sampled_from([0, 1, 9, 300_000])), max_size=9
     ),
     st.integers(0, 33),
 )
@@ -305,17 +310,33 @@ def test_rows_are_read_where_the_system_has_no_thread_left(tmp_path):
     table.tofile(tmp_path / "rows")
     told = subprocess.run(
         [sys.executable, "-c", STARVED, str(tmp_path / "rows")],
-        capture_output=True, text=True, check=True,
-    ).stdout.split("\n")  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
     assert told[:3] == ["no thread", "True", str(table.sum())]
 
 
 REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 HEAP_NBYTES, LONGEST, ITEM = 4096, 60, 12
 EDGES = [
-    0, 1, 7, 8, 16, 4080, 4088, 4096, 4104, 8192, -8, -1, 1 << 61, (1 << 63) - 8,
-    (1 << 63) - 1, -(1 << 63),
-]  # fmt: skip
+    0,
+    1,
+    7,
+    8,
+    16,
+    4080,
+    4088,
+    4096,
+    4104,
+    8192,
+    -8,
+    -1,
+    1 << 61,
+    (1 << 63) - 8,
+    (1 << 63) - 1,
+    -(1 << 63),
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -339,9 +360,8 @@ def test_only_references_that_may_be_read_are_found(kernel, each_one, bounds):
     begins, nbytes = np.full((2, len(each_one)), -7)
     offsets = np.full(len(each_one) + 1, -7)
     illegal = kernel.find_values(
-        records["value"], env_ids, tails, heads, HEAP_NBYTES, LONGEST, ITEM, begins,
-        nbytes, offsets,
-    )  # fmt: skip
+        records["value"], env_ids, tails, heads, HEAP_NBYTES, LONGEST, ITEM, begins, nbytes, offsets
+    )
     wrong, items = 0, 0
     assert offsets[0] == 0
     for at, (position, length, crc, env) in enumerate(each_one):
@@ -386,12 +406,17 @@ def test_only_references_that_may_be_read_are_found(kernel, each_one, bounds):
 )
 def test_references_that_are_of_no_heap_are_refused(kernel, change, message):
     arguments = {
-        "references": np.zeros(3, REFERENCE), "env_ids": np.zeros(3, np.int64),
-        "tails": np.zeros(2, np.int64), "heads": np.zeros(2, np.int64),
-        "heap_nbytes": 4096, "longest": 60, "item_nbytes": 12,
-        "begins": np.zeros(3, np.int64), "nbytes": np.zeros(3, np.int64),
+        "references": np.zeros(3, REFERENCE),
+        "env_ids": np.zeros(3, np.int64),
+        "tails": np.zeros(2, np.int64),
+        "heads": np.zeros(2, np.int64),
+        "heap_nbytes": 4096,
+        "longest": 60,
+        "item_nbytes": 12,
+        "begins": np.zeros(3, np.int64),
+        "nbytes": np.zeros(3, np.int64),
         "offsets": np.zeros(4, np.int64),
-    }  # fmt: skip
+    }
     assert kernel.find_values(*arguments.values()) == 0
     with pytest.raises(ValueError, match=f"find_values: .*{message}"):
         kernel.find_values(*(arguments | change).values())

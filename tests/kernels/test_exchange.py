@@ -31,12 +31,18 @@ class Tensor(ctypes.Structure):
     """A DLManagedTensor: https://dmlc.github.io/dlpack/latest/c_api.html."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
@@ -50,10 +56,15 @@ def capsule(array, name=b"dltensor", **changes):
     """A capsule of a contiguous float32 array's values, and what is said of them."""
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     told = {
-        "data": array.ctypes.data, "device": (1, 0), "ndim": array.ndim, "code": 2,
-        "bits": 32, "lanes": 1, "shape": shape,
+        "data": array.ctypes.data,
+        "device": (1, 0),
+        "ndim": array.ndim,
+        "code": 2,
+        "bits": 32,
+        "lanes": 1,
+        "shape": shape,
         "deleter": ctypes.cast(DELETER, ctypes.c_void_p).value,
-    }  # fmt: skip
+    }
     told |= changes
     told["device"] = (ctypes.c_int32 * 2)(*told["device"])
     made = Tensor(**told)
@@ -81,9 +92,7 @@ def take(rows, monkeypatch, envs):
 def step_of(rng, envs):
     lead = (envs,) if envs > 1 else ()
     found = {
-        path: np.frombuffer(rng.bytes(envs * f.nbytes), f.numpy)
-        .reshape((*lead, *f.shape))
-        .copy()
+        path: np.frombuffer(rng.bytes(envs * f.nbytes), f.numpy).reshape((*lead, *f.shape)).copy()
         for path, f in FIELDS.items()
     }
     found["of_bool"] = found["of_bool"].view(np.uint8) % 2 == 1
@@ -201,9 +210,7 @@ def test_fields_in_files_of_their_own_are_left(take, rng, envs, path):
 
 @pytest.mark.parametrize(("path", "mark"), [("terminated", 2), ("truncated", 4)])
 @pytest.mark.parametrize("alone", [False, True])
-def test_ends_in_capsules_are_bits_of_each_environment(
-    take, rng, envs, path, mark, alone
-):
+def test_ends_in_capsules_are_bits_of_each_environment(take, rng, envs, path, mark, alone):
     one, _ = take()
     step = step_of(rng, envs)
     ends = step[path].reshape((envs,)).copy()

@@ -92,14 +92,21 @@ def test_rows_around_steps_are_those_found_row_by_row(kernel, ring, seed, data):
     out = np.full((3 + len(columns), count), -1)
     ends = np.empty((1 + len(marks), count), bool)
     kernel.fold_steps(
-        flags, env_ids, positions, heads, *ring.shape, before, steps,
-        np.array(columns, np.int64), np.array(marks, np.int64), out, ends,
-    )  # fmt: skip
+        flags,
+        env_ids,
+        positions,
+        heads,
+        *ring.shape,
+        before,
+        steps,
+        np.array(columns, np.int64),
+        np.array(marks, np.int64),
+        out,
+        ends,
+    )
 
     places = np.empty((len(columns), count), np.int64)
-    for at, (env_id, position) in enumerate(
-        zip(env_ids.tolist(), positions.tolist(), strict=True)
-    ):
+    for at, (env_id, position) in enumerate(zip(env_ids.tolist(), positions.tolist(), strict=True)):
         told = around(flags, ring, heads, before, steps, env_id, position)
         assert (*out[:3, at].tolist(), bool(ends[0, at])) == told
         first, last, following, _ = told
@@ -152,9 +159,16 @@ def test_one_call_does_what_four_do(kernel, ring, seed, data):
     positions = rng.integers(0, 40, count)
     heads = rng.integers(0, 45, ring.num_envs)
     where = (
-        flags, env_ids, positions, heads, *ring.shape, before, steps,
-        np.array(columns, np.int64), np.array(marks, np.int64),
-    )  # fmt: skip
+        flags,
+        env_ids,
+        positions,
+        heads,
+        *ring.shape,
+        before,
+        steps,
+        np.array(columns, np.int64),
+        np.array(marks, np.int64),
+    )
     out = np.empty((2, 3 + len(columns), count), np.int64)
     told = np.empty((2, 1 + len(marks), count), bool)
     kernel.fold_steps(*where, out[0], told[0])
@@ -173,9 +187,18 @@ def test_one_call_does_what_four_do(kernel, ring, seed, data):
         expected[discount:] = factors.view(np.uint8)
 
     kernel.fold_fields(
-        records, stride, *where, out[1], told[1], copied,
-        np.array(summed, np.int64), powers, discount, fields, seed % 2 == 1,
-    )  # fmt: skip
+        records,
+        stride,
+        *where,
+        out[1],
+        told[1],
+        copied,
+        np.array(summed, np.int64),
+        powers,
+        discount,
+        fields,
+        seed % 2 == 1,
+    )
     assert np.array_equal(out[0], out[1])
     assert np.array_equal(told[0], told[1])
     assert np.array_equal(fields, expected)
@@ -200,9 +223,7 @@ def test_columns_hold_the_fields_of_their_rows(kernel, seed, data):
         end += count * width * nbytes + 5
     out = np.full(end, 0xEE, np.uint8)
     expected = out.copy()
-    kernel.columns(
-        records, stride, rows, count, np.array(parts, np.int64), out, seed % 2 == 1
-    )
+    kernel.columns(records, stride, rows, count, np.array(parts, np.int64), out, seed % 2 == 1)
     for offset, nbytes, start, width, position_at in parts:
         some = rows[start : start + width].reshape(-1)
         column = records[some, offset : offset + nbytes].reshape(-1)
@@ -218,9 +239,10 @@ def test_fields_are_those_of_the_records_read(kernel, wide, ring, seed, count):
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     records = rng.integers(0, 256, (ring.num_rows, 40)).astype(np.uint8)
     steps = (
-        rng.integers(0, ring.num_envs, count), rng.integers(0, 40, count),
+        rng.integers(0, ring.num_envs, count),
+        rng.integers(0, 40, count),
         rng.integers(0, 45, ring.num_envs),
-    )  # fmt: skip
+    )
     where = (flags, *steps, *ring.shape, bits, True)
     whole, wanted = np.empty((count, wide, 40), np.uint8), np.empty((2, count), bool)
     kernel.take(records, 40, *where, whole, wanted, False)
@@ -242,12 +264,12 @@ def test_fields_are_those_of_the_records_read(kernel, wide, ring, seed, count):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("out", [np.float32, np.float64])
 @given(
-    seed=st.integers(0, 1 << 32), length=st.integers(1, 12), width=st.integers(0, 3),
+    seed=st.integers(0, 1 << 32),
+    length=st.integers(1, 12),
+    width=st.integers(0, 3),
     gamma=st.floats(0, 1),
-)  # fmt: skip
-def test_sums_are_those_of_adding_one_by_one_to_the_bit(
-    dtype, out, seed, length, width, gamma
-):
+)
+def test_sums_are_those_of_adding_one_by_one_to_the_bit(dtype, out, seed, length, width, gamma):
     rng, count = np.random.default_rng(seed), 20
     values = (rng.standard_normal((count, length, width)) * 1e3).astype(dtype)
     odd = [np.inf, -np.inf, np.nan, -0.0, np.finfo(dtype).max]
@@ -302,9 +324,8 @@ def test_episodes_are_located_as_by_counting(kernel, seed, data):
     env_ids, positions = rng.integers(0, num_envs, 40), rng.integers(0, 110, 40)
     begin, end = np.empty((2, 40), np.int64)
     kernel.locate(
-        queues, firsts, firsts + lengths, alive, seen, newest, env_ids, positions,
-        begin, end,
-    )  # fmt: skip
+        queues, firsts, firsts + lengths, alive, seen, newest, env_ids, positions, begin, end
+    )
     for at, (env_id, position) in enumerate(zip(env_ids, positions, strict=True)):
         first = firsts[env_id]
         starts, closed = queues[:, first : first + lengths[env_id]]
@@ -333,18 +354,18 @@ def test_ends_without_a_final_row_are_one_step_less(kernel, ring, seed):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @given(
-    key=st.integers(0, (1 << 64) - 1), stream=st.integers(0, 9), ratio=st.floats(0, 1),
+    key=st.integers(0, (1 << 64) - 1),
+    stream=st.integers(0, 9),
+    ratio=st.floats(0, 1),
     seed=st.integers(0, 1 << 32),
-)  # fmt: skip
+)
 def test_goals_follow_from_numpys_numbers(kernel, kind, key, stream, ratio, seed):
     rng = np.random.default_rng(seed)
     begins, lengths = rng.integers(0, 50, 33), rng.integers(1, 20, 33)
     starts = begins + (lengths * rng.random(33)).astype(np.int64)
     stops, lasts = begins + lengths, starts + rng.integers(0, 4, 33)
     chosen, (rows, later) = np.empty(33, bool), np.empty((2, 33), np.int64)
-    kernel.hindsight(
-        key, stream, ratio, kind, begins, stops, starts, lasts, chosen, rows, later
-    )
+    kernel.hindsight(key, stream, ratio, kind, begins, stops, starts, lasts, chosen, rows, later)
     philox = np.random.Philox(key=key + (stream << 64))
     chance, share = np.random.Generator(philox).random((2, 33)).tolist()
 
@@ -359,15 +380,11 @@ def test_goals_follow_from_numpys_numbers(kernel, kind, key, stream, ratio, seed
             continue
         assert later[at] == position_at(starts[at], stops[at], share[at])
         first = begins[at] if kind == 2 else starts[at]
-        assert rows[at] == position_at(
-            first, stops[at], 1.0 if kind == 1 else share[at]
-        )
+        assert rows[at] == position_at(first, stops[at], 1.0 if kind == 1 else share[at])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@given(
-    seed=st.integers(0, 1 << 32), shape=st.tuples(st.integers(1, 4), st.integers(0, 30))
-)
+@given(seed=st.integers(0, 1 << 32), shape=st.tuples(st.integers(1, 4), st.integers(0, 30)))
 def test_rows_are_replaced_and_the_others_stay(kernel, seed, shape):
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 256, (25, *shape)).astype(np.uint8)
@@ -382,11 +399,7 @@ def test_rows_are_replaced_and_the_others_stay(kernel, seed, shape):
 
 
 def refusals_of_folds():
-    flags, one, two = (
-        np.zeros(6, np.uint8),
-        np.zeros(1, np.int64),
-        np.zeros(2, np.int64),
-    )
+    flags, one, two = (np.zeros(6, np.uint8), np.zeros(1, np.int64), np.zeros(2, np.int64))
     ring, none = (3, 2, False), np.zeros(0, np.int64)
     three, end = np.zeros((3, 1), np.int64), np.empty(1, bool)
     steps = (flags, one, one, two)
@@ -403,17 +416,30 @@ def refusals_of_folds():
     yield "fold_steps", (*good[:12], np.empty(2, bool))
     four, mark = np.zeros((4, 1), np.int64), np.empty(2, bool)
     for column in (
-        [-1, 0, 0, 0, 1, 0], [3, 0, 0, 0, 1, 0], [0, -1, 0, 0, 1, 0],
-        [0, 4, 0, 0, 1, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, -1, 1, 0],
-        [0, 0, 0, 0, 2, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, -1], [0, 0, 0],
-    ):  # fmt: skip
+        [-1, 0, 0, 0, 1, 0],
+        [3, 0, 0, 0, 1, 0],
+        [0, -1, 0, 0, 1, 0],
+        [0, 4, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, -1, 1, 0],
+        [0, 0, 0, 0, 2, 0],
+        [0, 0, 0, 0, 1, 1],
+        [0, 0, 0, 0, 1, -1],
+        [0, 0, 0],
+    ):
         given = np.array(column, np.int64)
         yield "fold_steps", (*good[:9], given, none, four, end)
     fine = np.array([0, 0, 0, 0, 1, 0], np.int64)
     for one_mark in (
-        [1, 2, 0, 1, 0], [-1, 2, 0, 1, 0], [0, 256, 0, 1, 0], [0, -1, 0, 1, 0],
-        [0, 2, 1, 1, 0], [0, 2, 0, 2, 0], [0, 2, 0, 1, 1], [0, 2, 0],
-    ):  # fmt: skip
+        [1, 2, 0, 1, 0],
+        [-1, 2, 0, 1, 0],
+        [0, 256, 0, 1, 0],
+        [0, -1, 0, 1, 0],
+        [0, 2, 1, 1, 0],
+        [0, 2, 0, 2, 0],
+        [0, 2, 0, 1, 1],
+        [0, 2, 0],
+    ):
         given = np.array(one_mark, np.int64)
         yield "fold_steps", (*good[:9], fine, given, four, mark)
 
@@ -428,26 +454,52 @@ def refusals_of_fold_fields():
     ends, powers = np.empty(1, bool), np.ones(3)
     good = (records, 8, *where, ends, part, added, powers, 12, fields, False)
     for at, wrong in (
-        (0, records[:5]), (1, 0), (1, 6), (3, one - 1), (4, one - 1), (4, two),
-        (9, -1), (9, 3), (11, columns[[0, 1, 2, 3, 4, 5] * 2]), (11, columns[:6]),
+        (0, records[:5]),
+        (1, 0),
+        (1, 6),
+        (3, one - 1),
+        (4, one - 1),
+        (4, two),
+        (9, -1),
+        (9, 3),
+        (11, columns[[0, 1, 2, 3, 4, 5] * 2]),
+        (11, columns[:6]),
         (11, columns[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]]),
-        (13, out[:4].copy()), (14, np.empty(2, bool)),
-        (15, part[:4].copy()), (16, added[:5].copy()), (17, np.ones(2)), (18, 13),
+        (13, out[:4].copy()),
+        (14, np.empty(2, bool)),
+        (15, part[:4].copy()),
+        (16, added[:5].copy()),
+        (17, np.ones(2)),
+        (18, 13),
         (19, fields[:15].copy()),
-    ):  # fmt: skip
+    ):
         yield "fold_fields", (*good[:at], wrong, *good[at + 1 :])
     for wrong in (
-        [-1, 4, 0, 2, 0], [5, 4, 0, 2, 0], [0, 0, 0, 2, 0], [0, 4, 1, 2, 0],
-        [0, 4, -1, 2, 0], [0, 4, 0, 3, 0], [0, 4, 0, 0, 0], [0, 4, 0, 2, 9],
-        [0, 4, 0, 2, -1], [0, 4, LARGEST, 1, 0],
-    ):  # fmt: skip
+        [-1, 4, 0, 2, 0],
+        [5, 4, 0, 2, 0],
+        [0, 0, 0, 2, 0],
+        [0, 4, 1, 2, 0],
+        [0, 4, -1, 2, 0],
+        [0, 4, 0, 3, 0],
+        [0, 4, 0, 0, 0],
+        [0, 4, 0, 2, 9],
+        [0, 4, 0, 2, -1],
+        [0, 4, LARGEST, 1, 0],
+    ):
         yield "fold_fields", (*good[:15], np.array(wrong, np.int64), *good[16:])
     for wrong in (
-        [-1, 1, 4, 4, 0, 8], [5, 1, 4, 4, 0, 8], [0, 0, 4, 4, 0, 8],
-        [0, 3, 4, 4, 0, 8], [0, 1, 2, 4, 0, 8], [0, 1, 4, 2, 0, 8],
-        [0, 1, 4, 4, 1, 8], [0, 1, 4, 4, -1, 8], [0, 1, 4, 4, 0, 13],
-        [0, 1, 4, 4, 0, -1], [0, LARGEST, 4, 4, 0, 8],
-    ):  # fmt: skip
+        [-1, 1, 4, 4, 0, 8],
+        [5, 1, 4, 4, 0, 8],
+        [0, 0, 4, 4, 0, 8],
+        [0, 3, 4, 4, 0, 8],
+        [0, 1, 2, 4, 0, 8],
+        [0, 1, 4, 2, 0, 8],
+        [0, 1, 4, 4, 1, 8],
+        [0, 1, 4, 4, -1, 8],
+        [0, 1, 4, 4, 0, 13],
+        [0, 1, 4, 4, 0, -1],
+        [0, LARGEST, 4, 4, 0, 8],
+    ):
         yield "fold_fields", (*good[:16], np.array(wrong, np.int64), *good[17:])
 
 
@@ -461,10 +513,18 @@ def refusals_of_columns():
     yield "columns", (records, 4, rows, -1, part, out, False)
     yield "columns", (records, 4, rows, 2, part[:4].copy(), out, False)
     for wrong in (
-        [-1, 4, 0, 1, 0], [1, 4, 0, 1, 0], [0, 0, 0, 1, 0], [0, 4, 1, 1, 0],
-        [0, 4, -1, 1, 0], [0, 4, 0, 2, 0], [0, 4, 0, 0, 0], [0, 4, 0, 1, 1],
-        [0, 4, 0, 1, -1], [0, 4, 0, 1, 9], [0, 4, LARGEST, 1, 0],
-    ):  # fmt: skip
+        [-1, 4, 0, 1, 0],
+        [1, 4, 0, 1, 0],
+        [0, 0, 0, 1, 0],
+        [0, 4, 1, 1, 0],
+        [0, 4, -1, 1, 0],
+        [0, 4, 0, 2, 0],
+        [0, 4, 0, 0, 0],
+        [0, 4, 0, 1, 1],
+        [0, 4, 0, 1, -1],
+        [0, 4, 0, 1, 9],
+        [0, 4, LARGEST, 1, 0],
+    ):
         given = np.array(wrong, np.int64)
         yield "columns", (records, 4, rows, 2, given, out, False)
     flags, ends = np.zeros(6, np.uint8), np.empty((2, 1), bool)
@@ -473,10 +533,7 @@ def refusals_of_columns():
     yield "take_fields", (records, 4, *at, 3, part, out, ends, False)
     yield "take_fields", (records[:5], 4, *at, 1, part, out, ends, False)
     yield "take_fields", (records, 4, *at, 1, part[:4].copy(), out, ends, False)
-    yield (
-        "take_fields",
-        (records, 4, flags, one - 1, *at[2:], 1, part, out, ends, False),
-    )
+    yield ("take_fields", (records, 4, flags, one - 1, *at[2:], 1, part, out, ends, False))
     yield "take_fields", (records, 4, *at, 1, part, out, ends[:1].copy(), False)
     for wrong in ([0, 4, 1, 1, 0], [0, 4, 0, 2, 0], [0, 5, 0, 1, 0], [0, 4, 0, 1, 5]):
         given = np.array(wrong, np.int64)
@@ -540,9 +597,12 @@ def refusals_of_goals():
 
 
 REFUSALS = [
-    *refusals_of_folds(), *refusals_of_fold_fields(), *refusals_of_columns(),
-    *refusals_of_sums(), *refusals_of_goals(),
-]  # fmt: skip
+    *refusals_of_folds(),
+    *refusals_of_fold_fields(),
+    *refusals_of_columns(),
+    *refusals_of_sums(),
+    *refusals_of_goals(),
+]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -556,12 +616,18 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("fold_steps", 13), ("fold_fields", 21), ("columns", 7), ("weighted_sums", 7),
+        ("fold_steps", 13),
+        ("fold_fields", 21),
+        ("columns", 7),
+        ("weighted_sums", 7),
         ("discounts", 5),
-        ("take_fields", 16), ("locate", 10), ("known", 7), ("hindsight", 11),
+        ("take_fields", 16),
+        ("locate", 10),
+        ("known", 7),
+        ("hindsight", 11),
         ("replace", 4),
     ],
-)  # fmt: skip
+)
 def test_c_counts_its_arguments_and_wants_arrays(name, count):
     with pytest.raises(TypeError, match=rf"{name} takes {count} arguments, got 1"):
         getattr(C, name)(1)

@@ -59,9 +59,7 @@ def looked_up(source):
             name = loaded(node.value)
             # `load(...).crc32c` is a function already.
             if name and not isinstance(node.value, ast.Attribute):
-                targets = (
-                    node.targets if isinstance(node, ast.Assign) else [node.target]
-                )
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 held |= {last(target): name for target in targets}
     for node in ast.walk(tree):
         # Another name in a function: `kernel, nodes = tree._kernel, tree._nodes`.
@@ -78,9 +76,7 @@ def looked_up(source):
 
 
 USES = {
-    path: looked_up(path.read_text())
-    for path in PACKAGE.rglob("*.py")
-    if path.parent != FOLDER
+    path: looked_up(path.read_text()) for path in PACKAGE.rglob("*.py") if path.parent != FOLDER
 }
 ALL = sorted(set().union(*USES.values()))
 
@@ -100,13 +96,15 @@ def test_c_runs_where_it_is_asked_for():
         "print(json.dumps({n: kernels.load(n).__name__ for n in kernels.NAMES}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"MMREPLAY_KERNELS": "c"}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"MMREPLAY_KERNELS": "c"},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        name: f"mmreplay.kernels._{name}" for name in kernels.NAMES
-    }
+    assert json.loads(done.stdout) == {name: f"mmreplay.kernels._{name}" for name in kernels.NAMES}
 
 
 def test_every_kernel_is_looked_up_by_the_package():

@@ -4,11 +4,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-ARRAYS = {
-    "list": [[1, 2, 3], [], [4]],
-    "one": [[7]],
-    "none": [],
-}
+ARRAYS = {"list": [[1, 2, 3], [], [4]], "one": [[7]], "none": []}
 
 
 def cells_of(values, inner=(), dtype=np.int32):
@@ -18,9 +14,8 @@ def cells_of(values, inner=(), dtype=np.int32):
 def measured(rows, cells, inner=(), maximum=9, dtype=np.int32, kind="array"):
     lengths, addresses = np.full((2, len(cells)), -1)
     done = rows.measure_values(
-        tuple(cells), np.ndarray, np.dtype(dtype), inner, maximum, ord(kind[0]),
-        lengths, addresses,
-    )  # fmt: skip
+        tuple(cells), np.ndarray, np.dtype(dtype), inner, maximum, ord(kind[0]), lengths, addresses
+    )
     return done, lengths.tolist()
 
 
@@ -39,13 +34,22 @@ def test_plain_values_are_measured_and_joined(rows, kind, make):
 @pytest.mark.parametrize(
     "odd",
     [
-        [1, 2], (1, 2), 3, None, "text", np.float32(1), np.zeros(2, np.int64),
-        np.zeros(2, ">i4"), np.zeros((2, 1), np.int32), np.zeros((), np.int32),
-        np.zeros(8, np.int32)[::2], np.zeros(10, np.int32),
+        [1, 2],
+        (1, 2),
+        3,
+        None,
+        "text",
+        np.float32(1),
+        np.zeros(2, np.int64),
+        np.zeros(2, ">i4"),
+        np.zeros((2, 1), np.int32),
+        np.zeros((), np.int32),
+        np.zeros(8, np.int32)[::2],
+        np.zeros(10, np.int32),
         np.ma.zeros(2, np.int32),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_values_that_need_a_look_are_left(rows, odd):
     for at in (0, 1):
         cells = cells_of([[1], [2, 3]])
@@ -94,9 +98,8 @@ def test_arguments_that_do_not_fit_are_refused(rows):
                 ValueError, match=r"measure_values: lengths and addresses must be int"
             ):
                 rows.measure_values(
-                    tuple(cells), np.ndarray, np.dtype(np.int32), (), 9, ord("a"),
-                    *arrays,
-                )  # fmt: skip
+                    tuple(cells), np.ndarray, np.dtype(np.int32), (), 9, ord("a"), *arrays
+                )
     for nbytes in (0, 4, 11, 13, 16):
         with pytest.raises(ValueError, match="join_values: out must have the bytes of"):
             rows.join_values(cells, np.zeros(nbytes, np.uint8))
@@ -127,9 +130,7 @@ def test_spans_are_summed_as_by_the_library(rows, rng):
 def test_spans_outside_of_the_data_are_not_summed(rows, begin, size, sums):
     out = np.zeros(sums, np.uint32)
     with pytest.raises(ValueError, match="sum_spans: spans must lie inside of data"):
-        rows.sum_spans(
-            np.zeros(16, np.uint8), np.array([0, begin]), np.array([3, size]), out
-        )
+        rows.sum_spans(np.zeros(16, np.uint8), np.array([0, begin]), np.array([3, size]), out)
 
 
 HEAP, LIMIT = 4096, 1 << 40
@@ -140,10 +141,16 @@ def stored(rows, value, head=40, kind="array", inner=(), **changes):
     mapping, reference = bytearray(b"\xee" * 5000), bytearray(16)
     dtype = np.dtype(np.uint8 if kind != "array" else np.int32)
     given = {
-        "maximum": 9, "code": ord(kind[0]), "head": head, "size": HEAP,
-        "free": LIMIT, "mapping": mapping, "near": 0, "far": HEAP,
+        "maximum": 9,
+        "code": ord(kind[0]),
+        "head": head,
+        "size": HEAP,
+        "free": LIMIT,
+        "mapping": mapping,
+        "near": 0,
+        "far": HEAP,
         "reference": reference,
-    } | changes  # fmt: skip
+    } | changes
     after = rows.store_value(value, np.ndarray, dtype, inner, *given.values())
     return after, mapping, reference
 
@@ -160,12 +167,9 @@ def stored(rows, value, head=40, kind="array", inner=(), **changes):
 # The last two would cross the ring's end, and begin behind it.
 @pytest.mark.parametrize(
     ("head", "begin"),
-    [(0, 0), (40, 40), (8 * HEAP + 8, 8 * HEAP + 8), (HEAP - 2, HEAP),
-     (9 * HEAP - 1, 9 * HEAP)],
-)  # fmt: skip
-def test_a_plain_value_is_stored_with_its_reference(
-    rows, value, kind, items, head, begin
-):
+    [(0, 0), (40, 40), (8 * HEAP + 8, 8 * HEAP + 8), (HEAP - 2, HEAP), (9 * HEAP - 1, 9 * HEAP)],
+)
+def test_a_plain_value_is_stored_with_its_reference(rows, value, kind, items, head, begin):
     data = value.encode() if isinstance(value, str) else bytes(memoryview(value))
     after, mapping, reference = stored(rows, value, head, kind)
     assert after == begin + len(data) + -len(data) % 8
@@ -177,8 +181,7 @@ def test_a_plain_value_is_stored_with_its_reference(
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"),
-    [(np.zeros(0, np.int32), "array"), ("", "text"), (b"", "bytes")],
+    ("value", "kind"), [(np.zeros(0, np.int32), "array"), ("", "text"), (b"", "bytes")]
 )
 def test_an_empty_value_takes_no_bytes(rows, value, kind):
     after, mapping, reference = stored(rows, value, kind=kind, reference=bytearray(16))
@@ -219,10 +222,14 @@ def test_a_value_that_needs_a_look_is_not_stored(rows, value, kind, changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"head": -1}, {"size": 0}, {"far": 5001, "size": 1 << 20}, {"far": HEAP + 1},
-        {"reference": bytearray(15)}, {"inner": [3]},
+        {"head": -1},
+        {"size": 0},
+        {"far": 5001, "size": 1 << 20},
+        {"far": HEAP + 1},
+        {"reference": bytearray(15)},
+        {"inner": [3]},
     ],
-)  # fmt: skip
+)
 def test_positions_that_are_in_no_heap_are_refused(rows, changes):
     with pytest.raises(ValueError, match="store_value: the place must be in a heap"):
         stored(rows, np.zeros(3, np.int32), **changes)

@@ -57,12 +57,21 @@ SCALARS = {
     "int64": [-(1 << 63), (1 << 63) - 1, np.int64(-3)],
     "uint64": [0, (1 << 64) - 1, np.uint64(9)],
     "float16": [np.float16(1.5), np.float16("nan")],
-    "float32": [0.1, -1e38, 1e-45, 1e-40, -0.0, 3.4028234663852886e38, np.float64(0.3),
-                np.float32(0.7), np.float32("inf")],
+    "float32": [
+        0.1,
+        -1e38,
+        1e-45,
+        1e-40,
+        -0.0,
+        3.4028234663852886e38,
+        np.float64(0.3),
+        np.float32(0.7),
+        np.float32("inf"),
+    ],
     "float64": [0.1, -1.7e308, 5e-324, np.float64("nan"), -0.0],
     "exact": [np.float32(0.3), np.float32("nan")],
     "bool": [True, False, np.True_, np.False_],
-}  # fmt: skip
+}
 
 
 ODD = {
@@ -74,14 +83,23 @@ ODD = {
     "uint64": [-1, 1 << 64],
     "float16": [0.5, 1],
     "bfloat16": [0.5, np.uint16(3), np.float32(1)],
-    "float32": [1, 3.5e38, -1e39, float("nan"), float("inf"), -float("inf"), True,
-                np.float16(1), [0.5]],
+    "float32": [
+        1,
+        3.5e38,
+        -1e39,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        True,
+        np.float16(1),
+        [0.5],
+    ],
     "float64": [1, float("nan"), float("inf"), np.float32(0.5)],
     "exact": [0.5, np.float64(0.5)],
     "bool": [1, 0.0, np.int8(1)],
     "mutable": [0.5, np.float32(0.5)],
     "terminated": [1, None, np.float32(0)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +111,7 @@ def test_a_plain_scalar_is_packed_as_numpy_assigns_it(packer, path, value):
     assert bytes(packer.rows) == packed(step)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"), [(p, v) for p, values in ODD.items() for v in values]
-)
+@pytest.mark.parametrize(("path", "value"), [(p, v) for p, values in ODD.items() for v in values])
 def test_a_value_that_must_be_looked_at_is_left(packer, path, value):
     assert packer.prepare(plain() | {path: value}) == -1
 
@@ -169,9 +185,7 @@ def test_members_that_do_not_fit_are_refused(rows):
         return rows.RecordPacker((member,), keys, 8, 1, 8, np.ndarray, np.float64)
 
     make("f", (), 4)
-    with pytest.raises(
-        ValueError, match="RecordPacker: 'a' is no bool that ends a step"
-    ):
+    with pytest.raises(ValueError, match="RecordPacker: 'a' is no bool that ends a step"):
         make("f", (), 4, mark=2)
     with pytest.raises(ValueError, match="RecordPacker: 'a' ends outside the record"):
         make("", (2,), 4)
@@ -216,9 +230,9 @@ def nested(request, rows, monkeypatch, rng):
     packer = layout.packer(NESTED_SCHEMA, placed, request.param)
     lead = () if request.param == 1 else (request.param,)
     flat = {
-        path: np.frombuffer(
-            rng.bytes(field.nbytes * request.param), field.numpy
-        ).reshape((*lead, *field.shape))
+        path: np.frombuffer(rng.bytes(field.nbytes * request.param), field.numpy).reshape(
+            (*lead, *field.shape)
+        )
         for path, field in NESTED.items()
         if path != "done/terminated"
     }
@@ -340,9 +354,7 @@ def arrays(lead, rng):
         (3, (5, 4), -1),
     ],
 )
-def test_the_steps_of_a_plain_block_are_counted(
-    rows, monkeypatch, num_envs, lead, steps, rng
-):
+def test_the_steps_of_a_plain_block_are_counted(rows, monkeypatch, num_envs, lead, steps, rng):
     monkeypatch.setattr(layout, "rows", rows)
     packer = layout.packer(SCHEMA, PLACED, num_envs)
     columns = packer.block(arrays(lead, rng))
@@ -453,9 +465,7 @@ def test_long_values_are_looked_at_and_not_copied(wide, rng):
     assert peak < step["large"].nbytes
 
 
-def test_records_too_long_to_be_packed_by_the_look_are_looked_at(
-    rows, monkeypatch, rng
-):
+def test_records_too_long_to_be_packed_by_the_look_are_looked_at(rows, monkeypatch, rng):
     monkeypatch.setattr(layout, "rows", rows)
     count = -(-PACKED_NBYTES // PLACED.stride)
     for num_envs, packed in ((count - 1, True), (count, False)):
@@ -486,13 +496,9 @@ def test_rows_are_packed_where_they_belong(packer, rng):
 @pytest.mark.parametrize("skew", [0, 8, 40, 63])
 @pytest.mark.parametrize("nbytes", [1, 4, 13, 68, 1000, 3000])
 @pytest.mark.parametrize("count", [1, 2, 60])
-def test_what_is_streamed_is_what_is_packed(
-    rows, monkeypatch, nbytes, count, skew, rng
-):
+def test_what_is_streamed_is_what_is_packed(rows, monkeypatch, nbytes, count, skew, rng):
     monkeypatch.setattr(layout, "rows", rows)
-    schema = mr.Schema(
-        {"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "float32")}
-    )
+    schema = mr.Schema({"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "float32")})
     placed = record_layout(schema)
     packer = layout.packer(schema, placed, 1)
     given = {
@@ -540,13 +546,9 @@ def test_values_of_every_size_are_packed_whole(rows, monkeypatch, nbytes, rng):
 def test_rows_that_do_not_fit_are_not_packed(packer, first, stop, rng):
     block = arrays((40,), rng)
     out = np.zeros((4, PLACED.stride), np.uint8)
-    with pytest.raises(
-        ValueError, match=r"^pack: out must hold rows .*, got \d+ bytes"
-    ):
+    with pytest.raises(ValueError, match=r"^pack: out must hold rows .*, got \d+ bytes"):
         packer.pack(out, block, first, stop)
     block["int8"] = block["int8"][:2]
-    with pytest.raises(
-        ValueError, match=r"^pack: 'int8' must have 3 rows of 1 bytes, got 2"
-    ):
+    with pytest.raises(ValueError, match=r"^pack: 'int8' must have 3 rows of 1 bytes, got 2"):
         packer.pack(out, block, 0, 3)
     assert not out.any()

@@ -66,9 +66,7 @@ def test_ends_of_another_shape_are_refused(rows):
         rows.mark(out, before, np.zeros((2, 3), bool), None, False)
     with pytest.raises(ValueError, match=r"mark: ends must be bools \[3, 2\]"):
         rows.mark(out, before, None, np.zeros((3, 1), bool), False)
-    with pytest.raises(
-        ValueError, match=r"mark: out must hold whole steps of 2 .* got 5"
-    ):
+    with pytest.raises(ValueError, match=r"mark: out must hold whole steps of 2 .* got 5"):
         rows.mark(np.zeros(5, np.uint8), before, None, None, False)
 
 
@@ -99,8 +97,7 @@ def test_a_publication_has_the_bytes_of_its_record(rows, num_envs, rng):
     slot = rows.Slot(first.encode(), 16, 128, num_envs)
     assert bytes(slot.data) == first.encode()
     for _ in range(5):
-        then = record(num_envs, rng, boot_id=first.boot_id, uuid=first.uuid,
-                      cuts=first.cuts)  # fmt: skip
+        then = record(num_envs, rng, boot_id=first.boot_id, uuid=first.uuid, cuts=first.cuts)
         data = slot.publish(then.sequence, then.heads, then.limits, then.tails)
         assert bytes(data) == then.encode()
         assert data is slot.data
@@ -117,12 +114,10 @@ def test_a_publication_has_the_columns_of_a_heap(rows, num_envs, rng):
 
     first = record(num_envs, rng, **heap())
     slot = rows.Slot(first.encode(), 16, 128, num_envs, 6)
-    then = record(num_envs, rng, boot_id=first.boot_id, uuid=first.uuid,
-                  cuts=first.cuts, **heap())  # fmt: skip
+    then = record(num_envs, rng, boot_id=first.boot_id, uuid=first.uuid, cuts=first.cuts, **heap())
     data = slot.publish(
-        then.sequence, then.heads, then.limits, then.tails, then.heap_heads,
-        then.heap_tails,
-    )  # fmt: skip
+        then.sequence, then.heads, then.limits, then.tails, then.heap_heads, then.heap_tails
+    )
     assert bytes(data) == then.encode()
     # Without them they stay as they were.
     again = slot.publish(then.sequence, then.heads, then.limits, then.tails)

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmreplay import kernels
-from mmreplay.episodes import (
-    FINAL,
-    START,
-    TERMINATED,
-    TRUNCATED,
-    fold_table,
-    legal_start_table,
-)
+from mmreplay.episodes import FINAL, START, TERMINATED, TRUNCATED, fold_table, legal_start_table
 from mmreplay.kernels import steps as twin
 from mmreplay.ring import Ring
 
@@ -131,9 +124,7 @@ def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
     rows, pairs = np.empty(20, np.int64), np.empty((20, 2), np.int64)
     for out in (rows, pairs):
         ends = np.empty((2, 20), bool)
-        kernel.locate_rows(
-            flags, env_ids, positions, heads, *ring.shape, BITS, bare, out, ends
-        )
+        kernel.locate_rows(flags, env_ids, positions, heads, *ring.shape, BITS, bare, out, ends)
     expected = ring.rows(env_ids, positions)
     here = flags[expected]
     assert rows.tolist() == pairs[:, 0].tolist() == expected.tolist()
@@ -164,9 +155,7 @@ def test_a_slot_is_what_is_left_of_a_position_however_high(kernel, slots, lap, s
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("wide", [1, 2])
 @given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 600))
-def test_records_are_gathered_from_the_rows_of_their_steps(
-    kernel, wide, ring, seed, count
-):
+def test_records_are_gathered_from_the_rows_of_their_steps(kernel, wide, ring, seed, count):
     rng, waits = random(seed), seed % 2 == 1
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     records = rng.integers(0, 256, (ring.num_rows, 11)).astype(np.uint8)
@@ -199,9 +188,7 @@ def test_numbers_of_steps_are_stored_where_all_are_alive(kernel, ring, seed, cou
     wanted, rows = column.copy(), np.full(len(env_ids), -1)
     alive = (positions >= firsts[env_ids]) & (positions < stops[env_ids])
     good = alive.all() and (numbers >= 0).all() and np.isfinite(numbers).all()
-    told = kernel.store(
-        column, env_ids, positions, numbers, firsts, stops, *ring.shape, rows
-    )
+    told = kernel.store(column, env_ids, positions, numbers, firsts, stops, *ring.shape, rows)
     assert told is bool(good)
     if good:
         expected = ring.rows(env_ids, positions)
@@ -266,9 +253,8 @@ print(bool(ran))
 @pytest.mark.parametrize("waits", [False, True])
 def test_other_threads_run_while_a_short_batch_waits_for_pages(waits):
     told = subprocess.run(
-        [sys.executable, "-c", CONCURRENT, str(waits)],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        [sys.executable, "-c", CONCURRENT, str(waits)], capture_output=True, text=True, check=True
+    ).stdout
     assert told == f"{waits}\n"
 
 
@@ -291,10 +277,7 @@ def test_what_lies_in_a_row_is_the_newest_below_the_stop(kernel, ring, seed):
 def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
     rng = random(seed)
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
-    table, ends = (
-        legal_start_table(derived=True),
-        np.arange(1, ring.num_envs + 1) * ring.slots,
-    )
+    table, ends = (legal_start_table(derived=True), np.arange(1, ring.num_envs + 1) * ring.slots)
     heads, after = rng.integers(0, 90, ring.num_envs), int(rng.integers(0, ring.slots))
     stretches, is_legal = (ends, ends * 5), (flags, *ring.shape, table, heads, after)
     picks, good = np.empty((2, tries), np.int64), np.empty(tries, bool)
@@ -363,9 +346,7 @@ def test_points_are_divided_as_by_hand(kernel, masses, num_batches, size, seed):
     counts = np.empty((len(totals), num_batches), np.int64)
     kernel.divide(fractions, points, shares, counts)
     assert counts.tolist() == [[len(own) for own in each] for each in wanted]
-    assert shares.tolist() == [
-        share for each in wanted for own in each for share in own
-    ]
+    assert shares.tolist() == [share for each in wanted for own in each for share in own]
 
 
 def refusals_of_divisions():
@@ -380,11 +361,7 @@ def refusals_of_divisions():
 
 
 def refusals():
-    flags, table, out = (
-        np.zeros(6, np.uint8),
-        legal_start_table(derived=True),
-        np.empty(1, bool),
-    )
+    flags, table, out = (np.zeros(6, np.uint8), legal_start_table(derived=True), np.empty(1, bool))
     one, ends = np.zeros(1, np.int64), np.empty((2, 1), bool)
     two, pair = np.zeros(2, np.int64), np.empty((1, 2), np.int64)
     ring = (3, 2, False)
@@ -457,12 +434,7 @@ def refusals_of_splits():
         yield "split", (records, 10, 0, 1, np.array(part, np.int64), out)
 
 
-REFUSALS = [
-    *refusals(),
-    *refusals_of_columns(),
-    *refusals_of_splits(),
-    *refusals_of_divisions(),
-]
+REFUSALS = [*refusals(), *refusals_of_columns(), *refusals_of_splits(), *refusals_of_divisions()]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -511,13 +483,7 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name} takes \d+ arguments, got 1"):
         getattr(C, name)(1)
-    counts = {
-        "shares": 3,
-        "pick": 6,
-        "legal": 10,
-        "locate_rows": 11,
-        "locate_positions": 7,
-    }
+    counts = {"shares": 3, "pick": 6, "legal": 10, "locate_rows": 11, "locate_positions": 7}
     counts |= {"take": 14, "store": 10, "split": 6, "pick_legal": 14}
     counts |= {"all_legal": 11, "divide": 4}
     count = counts[name]

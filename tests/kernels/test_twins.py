@@ -73,12 +73,16 @@ def without_c(tmp_path_factory):
             [sys.executable, *map(str, words)],
             env={
                 **os.environ,
-                "PYTHONPATH": str(folder), "MMREPLAY_KERNELS": kernels,
+                "PYTHONPATH": str(folder),
+                "MMREPLAY_KERNELS": kernels,
                 # As users run it: the tests' own filters are not theirs.
                 "PYTHONWARNINGS": "",
             },
-            capture_output=True, text=True, timeout=120, cwd=folder,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=folder,
+        )
         assert done.returncode == code, done.stderr
         return done.stdout, done.stderr
 
@@ -145,9 +149,7 @@ def test_the_command_line_tells_of_c_that_was_not_built(without_c, tmp_path):
     assert json.loads(out)["kernels_not_built"] == list(kernels.NAMES)
     out, err = without_c(*module, "info", tmp_path / "b0", kernels="numpy")
     assert ("kernels" in out, err) == (False, "")
-    assert without_c(*module, "--version", kernels="numpy")[0] == (
-        f"mmreplay {mr.__version__}\n"
-    )
+    assert without_c(*module, "--version", kernels="numpy")[0] == (f"mmreplay {mr.__version__}\n")
 
 
 @needs_c
@@ -218,9 +220,7 @@ def test_both_twins_make_the_same_nodes_to_the_last_bit(data, capacity, op):
 
 @pytest.mark.parametrize("kernel", TREES)
 @given(data=st.data(), capacity=capacities, stratified=st.booleans())
-def test_shares_fall_where_the_sums_do_that_they_are(
-    kernel, data, capacity, stratified
-):
+def test_shares_fall_where_the_sums_do_that_they_are(kernel, data, capacity, stratified):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     fill = rng.random(capacity) * 10.0 ** rng.integers(-30, 30, capacity)
     fill[rng.integers(capacity)] = 1.0
@@ -232,9 +232,7 @@ def test_shares_fall_where_the_sums_do_that_they_are(
     wanted, masses = np.empty(count, np.int64), np.empty(count)
     assert twin.find_leaves(nodes, capacity, sums * nodes[0], wanted, masses) == -1
     found, ratios = np.empty(count, np.int64), np.empty(count)
-    drawn = kernel.draw_leaves(
-        nodes, capacity, shares, stratified, scale, found, ratios
-    )
+    drawn = kernel.draw_leaves(nodes, capacity, shares, stratified, scale, found, ratios)
     assert drawn == -1
     assert found.tolist() == wanted.tolist()
     assert shares.tolist() == (masses / nodes[0]).tolist()
@@ -272,10 +270,20 @@ def test_numbers_are_looked_up_where_all_leaves_are_open(kernel, data, capacity)
 
 
 SPECIAL = [
-    0.0, 5e-324, 2.0**-1045, 2.0**-1046, np.nextafter(2.0**-1046, 0), 2.0**-1022,
-    np.finfo(np.float64).max, np.inf, np.nan, 1 + 2.0**-24, 1 + 2.0**-25,
-    np.nextafter(1 + 2.0**-24, 1), 3 + 2.0**-23,
-]  # fmt: skip
+    0.0,
+    5e-324,
+    2.0**-1045,
+    2.0**-1046,
+    np.nextafter(2.0**-1046, 0),
+    2.0**-1022,
+    np.finfo(np.float64).max,
+    np.inf,
+    np.nan,
+    1 + 2.0**-24,
+    1 + 2.0**-25,
+    np.nextafter(1 + 2.0**-24, 1),
+    3 + 2.0**-23,
+]
 
 
 def rounded(value):
@@ -380,9 +388,7 @@ def test_both_twins_refuse_the_same_pair_first(indices, values):
         lambda nodes, i, x: C.draw_leaves(nodes, 100, x, 0, "least", i, x),
         lambda nodes, i, x: C.draw_leaves(nodes, 100, x),
         lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(99, "f4"), 0.0, x),
-        lambda nodes, i, x: C.add_to_open(
-            nodes, 100, i, np.zeros(198, "f4")[::2], 0, x
-        ),
+        lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(198, "f4")[::2], 0, x),
         lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(100, "f4"), 0, x[:1]),
         lambda nodes, i, x: C.add_to_open(nodes, 100, i),
         lambda nodes, i, x: C.rebuild(nodes, 1000, 0),

@@ -18,13 +18,7 @@ def rate_limiter(**options):
 
 def create(path, limiter, num_envs=1):
     return mr.ReplayBuffer.create(
-        path,
-        SCHEMA,
-        100,
-        num_envs,
-        limiter=limiter,
-        commit_every=None,
-        autoreset="disabled",
+        path, SCHEMA, 100, num_envs, limiter=limiter, commit_every=None, autoreset="disabled"
     )
 
 

@@ -45,12 +45,10 @@ def test_as_many_are_allowed_as_single_calls_of_a_limiter(tmp_path, rng, count):
             inserts, samples, size = dataclasses.astuple(buffer.limit.counts())
             if size >= limiter.min_size:
                 assert buffer.limit.allows_insert(count) == all(
-                    limiter.allows_insert(inserts + each, samples, size)
-                    for each in range(count)
+                    limiter.allows_insert(inserts + each, samples, size) for each in range(count)
                 )
             assert buffer.limit.allows_sample(count) == all(
-                limiter.allows_sample(inserts, samples + each, size)
-                for each in range(count)
+                limiter.allows_sample(inserts, samples + each, size) for each in range(count)
             )
             if size and rng.random() < 0.6:
                 buffer.sample(int(rng.integers(1, 12)))
@@ -70,9 +68,7 @@ def test_one_thread_that_writes_and_draws_stays_within_the_bound(tmp_path):
             counts = buffer.limit.counts()
             if counts.size >= 10:
                 assert abs(4 * counts.inserts - counts.samples - 40) <= 20
-    with (
-        mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter()) as buffer,
-    ):
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter()) as buffer:
         until_starved(lambda: add(buffer))
 
 
@@ -97,10 +93,7 @@ def test_a_counter_that_writes_is_known_to_those_who_wait_for_a_writer(tmp_path)
         wrote.set()
         may_end.wait()
 
-    with (
-        create(tmp_path / "b", counter()) as buffer,
-        reader(tmp_path / "b", limiter) as learner,
-    ):
+    with create(tmp_path / "b", counter()) as buffer, reader(tmp_path / "b", limiter) as learner:
         with pytest.raises(StarvedError, match="none is running"):
             learner.sample(1)
         thread = threading.Thread(target=write)

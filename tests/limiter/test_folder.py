@@ -11,15 +11,7 @@ from mmreplay.disk import files
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.verify import verify_buffer
 from tests.descriptors import few_descriptors
-from tests.limiter.support import (
-    SCHEMA,
-    add,
-    child,
-    create,
-    rate_limiter,
-    reader,
-    until_starved,
-)
+from tests.limiter.support import SCHEMA, add, child, create, rate_limiter, reader, until_starved
 
 MESSAGE = r"cannot {} .*{}.*Too many open files \(errno 24\)"
 
@@ -100,9 +92,7 @@ def test_a_count_that_cannot_be_opened_is_no_missing_count(tmp_path, refused):
         r.sample(1)
         refused.add("learner-000")
         for call in (lambda: add(buffer), lambda: buffer.sample(1)):
-            with pytest.raises(
-                FailedError, match=MESSAGE.format("open", "learner-000")
-            ):
+            with pytest.raises(FailedError, match=MESSAGE.format("open", "learner-000")):
                 call()
         refused.clear()
         buffer.sample(1)
@@ -114,9 +104,7 @@ def test_a_file_that_cannot_be_opened_is_not_free(tmp_path, refused):
     told, tell = os.pipe()
 
     def live():
-        with mr.ReplayBuffer.open(
-            tmp_path / "b", "r+", limiter=rate_limiter()
-        ) as buffer:
+        with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=rate_limiter()) as buffer:
             add(buffer)
             os.write(tell, b".")
             signal.pause()

@@ -9,22 +9,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    FailedError,
-    ForkedError,
-    FormatError,
-    SchemaError,
-    StarvedError,
-)
-from tests.limiter.support import (
-    SCHEMA,
-    add,
-    child,
-    create,
-    rate_limiter,
-    reader,
-    until_starved,
-)
+from mmreplay.errors import FailedError, ForkedError, FormatError, SchemaError, StarvedError
+from tests.limiter.support import SCHEMA, add, child, create, rate_limiter, reader, until_starved
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0, 32.0])
@@ -40,12 +26,8 @@ def test_bounds_are_reverbs_and_one_side_may_always_go_on(rng, ratio, min_size, 
         may_sample = limiter.allows_sample(inserts, samples, inserts)
         assert may_insert or may_sample
         low, high = ratio * min_size - error, ratio * min_size + error
-        assert may_insert == (
-            inserts + 1 <= min_size or (inserts + 1) * ratio - samples <= high
-        )
-        assert may_sample == (
-            inserts >= min_size and inserts * ratio - samples - 1 >= low
-        )
+        assert may_insert == (inserts + 1 <= min_size or (inserts + 1) * ratio - samples <= high)
+        assert may_sample == (inserts >= min_size and inserts * ratio - samples - 1 >= low)
         if may_insert and (not may_sample or rng.random() < 0.5):
             inserts += 1
         else:
@@ -176,9 +158,7 @@ def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
     pid = child(live)
     assert os.read(told, 1) == b"."
     mode = "r+" if side == "insert" else "r"
-    with mr.ReplayBuffer.open(
-        tmp_path / "b", mode, limiter=rate_limiter(timeout=0.3)
-    ) as buffer:
+    with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=rate_limiter(timeout=0.3)) as buffer:
         step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
         # Patience is over long before: it lives, so that the timeout decides.
         began = time.monotonic()
@@ -192,9 +172,7 @@ def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
 
 
 def test_then_go_on_returns(tmp_path):
-    with create(
-        tmp_path / "b", rate_limiter(patience=0, on_timeout="proceed")
-    ) as buffer:
+    with create(tmp_path / "b", rate_limiter(patience=0, on_timeout="proceed")) as buffer:
         add(buffer, 30)
         assert len(buffer) == 30
 
@@ -218,9 +196,7 @@ def test_a_refused_limiter_leaves_nothing_open(tmp_path):
 
 def test_a_buffer_in_ram_is_refused():
     with pytest.raises(SchemaError, match="limiter needs a buffer with a folder"):
-        mr.ReplayBuffer.create(
-            None, SCHEMA, 100, engine="memory", limiter=rate_limiter()
-        )
+        mr.ReplayBuffer.create(None, SCHEMA, 100, engine="memory", limiter=rate_limiter())
 
 
 def test_a_damaged_count_counts_as_none(tmp_path):
@@ -305,9 +281,7 @@ def test_a_batch_of_several_buffers_that_fails_counts_in_none(tmp_path):
             add(buffer, 12)
     transforms = [[], [mr.Apply(check)]]
     buffers = [
-        mr.ReplayBuffer.open(
-            path, limiter=limiter, transforms=after, sampler=mr.UniformSampler(0)
-        )
+        mr.ReplayBuffer.open(path, limiter=limiter, transforms=after, sampler=mr.UniformSampler(0))
         for path, limiter, after in zip(paths, limiters, transforms, strict=True)
     ]
     both = mr.concat(buffers, shares=[3, 1], seed=0)
@@ -331,9 +305,7 @@ def test_a_batch_of_several_buffers_that_fails_counts_in_none(tmp_path):
         (lambda: mr.ignore_earliest(2), 2),
     ],
 )
-def test_a_starved_learner_says_what_its_sampler_leaves_out(
-    tmp_path, sampler, left_out
-):
+def test_a_starved_learner_says_what_its_sampler_leaves_out(tmp_path, sampler, left_out):
     with create(tmp_path / "b", rate_limiter(patience=0)) as buffer:
         buffer.sampler = sampler()
         add(buffer, 8)
@@ -370,9 +342,7 @@ def test_a_starved_learner_whose_counts_are_elsewhere_hears_of_the_wait(tmp_path
         limiter = rate_limiter(timeout=0.05)
         with (
             mr.ReplayBuffer.open(tmp_path / "b", sampler=uses[0]) as other,
-            mr.ReplayBuffer.open(
-                tmp_path / "b", sampler=uses[1], limiter=limiter
-            ) as learner,
+            mr.ReplayBuffer.open(tmp_path / "b", sampler=uses[1], limiter=limiter) as learner,
         ):
             other.sample(1)
             with pytest.raises(StarvedError, match=r"5 of them alive, and 0 items"):

@@ -12,9 +12,7 @@ from tests.limiter.support import add, create, rate_limiter, reader, until_starv
 
 NAN = math.nan
 RATIO = "must be a number above 0, .* Give the items drawn for each row written"
-MINIMUM = (
-    "must be an integer of at least 1, .*rows that must be written before the first"
-)
+MINIMUM = "must be an integer of at least 1, .*rows that must be written before the first"
 ERROR = r"must be at least 4 .*larger one, or float\('inf'\) for min_size"
 TIMEOUT = "must be seconds of at least 0 or None, .*the longest .* leave it out"
 PATIENCE = "must be seconds of at least 0, .*how long a call .* leave it out"
@@ -23,11 +21,7 @@ PATIENCE = "must be seconds of at least 0, .*how long a call .* leave it out"
 @pytest.mark.parametrize(
     ("name", "values", "expected"),
     [
-        (
-            "samples_per_insert",
-            [0, -1.0, NAN, math.inf, "a", None, True, 10**400],
-            RATIO,
-        ),
+        ("samples_per_insert", [0, -1.0, NAN, math.inf, "a", None, True, 10**400], RATIO),
         ("min_size", [0, -1, 1.5, 10.0, NAN, math.inf, "a", None, True], MINIMUM),
         ("error_buffer", [3.9, -math.inf, NAN, "a", None, True, 10**400], ERROR),
         ("timeout", [-1.0, NAN, "x", False, [1.0]], TIMEOUT),
@@ -52,9 +46,7 @@ def test_numbers_of_numpy_are_those_of_python(tmp_path):
     reader(tmp_path / "b", rate_limiter()).close()
 
 
-@pytest.mark.parametrize(
-    ("error", "written"), [(20.0, 20.0), (20, 20.0), (math.inf, None)]
-)
+@pytest.mark.parametrize(("error", "written"), [(20.0, 20.0), (20, 20.0), (math.inf, None)])
 def test_the_parameters_are_json(tmp_path, error, written):
     create(tmp_path / "b", rate_limiter(error_buffer=error)).close()
     text = (tmp_path / "b" / "limiter" / "law.json").read_text()
@@ -66,21 +58,15 @@ def test_without_an_error_the_least_size_alone_counts(tmp_path):
     limiter = rate_limiter(error_buffer=math.inf)
     with create(tmp_path / "b", limiter) as buffer:
         add(buffer, 9)
-        expected = (
-            r"9 rows are written, 9 of them alive, and 0 items drawn; the limiter "
-        )
-        expected += (
-            r"needs 10 rows alive and 4 items per row within inf\. Start the other"
-        )
+        expected = r"9 rows are written, 9 of them alive, and 0 items drawn; the limiter "
+        expected += r"needs 10 rows alive and 4 items per row within inf\. Start the other"
         assert until_starved(lambda: buffer.sample(1), expected) == 0
         add(buffer, 991)
         for _ in range(1000):
             buffer.sample(16)
     with reader(tmp_path / "b", limiter) as buffer:
         buffer.sample(16)
-    with pytest.raises(
-        SchemaError, match=r"must be \[4.0, 10, inf\] as in .*, got .*20.0\]"
-    ):
+    with pytest.raises(SchemaError, match=r"must be \[4.0, 10, inf\] as in .*, got .*20.0\]"):
         reader(tmp_path / "b", rate_limiter())
 
 
@@ -97,9 +83,7 @@ def test_refused_parameters_leave_no_folder(tmp_path):
     assert not (tmp_path / "b" / "limiter").exists()
 
 
-def test_parameters_that_could_not_be_written_are_written_by_the_next(
-    tmp_path, monkeypatch
-):
+def test_parameters_that_could_not_be_written_are_written_by_the_next(tmp_path, monkeypatch):
     create(tmp_path / "b", None).close()
 
     def fail(*_):

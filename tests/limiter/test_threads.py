@@ -11,14 +11,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, StarvedError
 from mmreplay.limiter.bound import BoundLimit
-from tests.limiter.support import (
-    add,
-    child,
-    create,
-    rate_limiter,
-    reader,
-    until_starved,
-)
+from tests.limiter.support import add, child, create, rate_limiter, reader, until_starved
 
 # Never reached but where a test fails: none waits for a clock.
 LONG_S = 60.0
@@ -88,9 +81,7 @@ def idle_learner(path):
 @pytest.mark.parametrize("company", [False, True])
 def test_a_writer_and_a_learner_share_one_buffer(tmp_path, first, company):
     with ExitStack() as stack:
-        buffer = stack.enter_context(
-            create(tmp_path / "b", rate_limiter(patience=LONG_S))
-        )
+        buffer = stack.enter_context(create(tmp_path / "b", rate_limiter(patience=LONG_S)))
         if company:
             stack.enter_context(idle_learner(tmp_path / "b"))
         # 4 * 200 - 20 items may be drawn, of which the last row needs 4 * 200 - 60.
@@ -177,17 +168,12 @@ def test_what_a_learner_draws_as_it_ends_lets_a_writer_go_on(tmp_path, monkeypat
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_thread_that_may_write_keeps_a_learner_waiting(tmp_path, asked, own):
-    with (
-        create(tmp_path / "b", rate_limiter(patience=0)) as buffer,
-        ExitStack() as stack,
-    ):
+    with create(tmp_path / "b", rate_limiter(patience=0)) as buffer, ExitStack() as stack:
         read = buffer
         if not own:
             # By another path it is the same buffer.
             (tmp_path / "link").symlink_to(tmp_path / "b")
-            read = stack.enter_context(
-                reader(tmp_path / "link", rate_limiter(patience=0))
-            )
+            read = stack.enter_context(reader(tmp_path / "link", rate_limiter(patience=0)))
         add(buffer, 5)
         learner = Thread(lambda: read.sample(1))
         assert asked.wait(LONG_S)
@@ -269,15 +255,11 @@ def test_to_close_ends_the_waits_of_other_threads(tmp_path, asked):
         assert asked.wait(LONG_S)
     with pytest.raises(FailedError, match=r"b is closed\."):
         learner.end()
-    with pytest.raises(
-        FailedError, match=r"b is closed.*after all threads have finished"
-    ):
+    with pytest.raises(FailedError, match=r"b is closed.*after all threads have finished"):
         limit.count(1)
 
 
-def test_a_limiter_that_a_close_takes_away_meanwhile_is_not_asked(
-    tmp_path, monkeypatch
-):
+def test_a_limiter_that_a_close_takes_away_meanwhile_is_not_asked(tmp_path, monkeypatch):
     """As a thread does that closes it between the look for one and the wait."""
     with create(tmp_path / "b", rate_limiter()) as buffer:
         looks = [buffer.limit]

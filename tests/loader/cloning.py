@@ -36,9 +36,8 @@ def train(folder, rank, num_ranks, workers):
             batch = next(batches, None)
             if batch is not None:
                 loss = torch.nn.functional.cross_entropy(
-                    policy(batch["observation"].double()), batch["action"],
-                    reduction="sum",
-                )  # fmt: skip
+                    policy(batch["observation"].double()), batch["action"], reduction="sum"
+                )
                 loss.backward()
                 count += len(batch)
                 places.append(torch.stack([batch.env_ids, batch.positions]))

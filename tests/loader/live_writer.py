@@ -43,12 +43,7 @@ def rows(numbers, wide=True):
     action = mixed(numbers ^ np.uint64(99), 3)
     check = numbers + observation["lanes"].sum(-1) + action.sum(-1)
     ended = numbers // np.uint64(NUM_ENVS) % np.uint64(LENGTH) == LENGTH - 1
-    return {
-        "observation": observation,
-        "action": action,
-        "check": check,
-        "terminated": ended,
-    }
+    return {"observation": observation, "action": action, "check": check, "terminated": ended}
 
 
 def broken(batch):

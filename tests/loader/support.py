@@ -9,10 +9,7 @@ SIZE = 64
 """Of the batches of `draws_of`."""
 
 FIELDS = {
-    "observation": {
-        "number": mr.Field((), "int64"),
-        "pixels": mr.Field((64, 65), "uint8"),
-    },
+    "observation": {"number": mr.Field((), "int64"), "pixels": mr.Field((64, 65), "uint8")},
     "action": mr.Field((3,), "float32"),
     "brain": mr.Field((2,), "bfloat16"),
     "terminated": mr.Field((), "bool"),
@@ -30,8 +27,7 @@ def steps(first, count, num_envs=2, length=7):
         "observation": {
             "number": number,
             "pixels": np.broadcast_to(
-                (number % 251).astype(np.uint8)[..., None, None],
-                (*number.shape, 64, 65),
+                (number % 251).astype(np.uint8)[..., None, None], (*number.shape, 64, 65)
             ),
         },
         "action": np.stack([number, -number, number * 2], -1).astype(np.float32),
@@ -45,9 +41,7 @@ def fill(path, count=200, capacity=100, num_envs=2, close=True, **options):
     """A buffer of numbered steps, wrapped where count is above the capacity."""
     options.setdefault("autoreset", "disabled")
     options.setdefault("commit_every", None)
-    buffer = mr.ReplayBuffer.create(
-        path, mr.Schema(FIELDS), capacity, num_envs, **options
-    )
+    buffer = mr.ReplayBuffer.create(path, mr.Schema(FIELDS), capacity, num_envs, **options)
     buffer.extend(steps(0, count, num_envs))
     if close:
         buffer.close()
@@ -62,9 +56,7 @@ def draws_of(path, seed=0):
 
 def loader_of(dataset, draws, workers=0):
     """torch's loader of such batches."""
-    return DataLoader(
-        dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=workers
-    )
+    return DataLoader(dataset, batch_sampler=draws, collate_fn=mr.collate, num_workers=workers)
 
 
 def legal(buffer):

@@ -67,8 +67,7 @@ def test_whole_draws_pass_by_the_batch_sampler(path, workers):
 def test_a_stream_passes_where_processes_dispatch_no_batches(path, workers):
     loader = DataLoader(stream_of(path), batch_size=None, num_workers=workers)
     assert_same_batches(
-        epochs(prepared(loader)),
-        epochs(DataLoader(stream_of(path), batch_size=None)),
+        epochs(prepared(loader)), epochs(DataLoader(stream_of(path), batch_size=None))
     )
     with pytest.raises(TypeError, match="batch size of tensors"):
         next(iter(prepared(loader, dispatch_batches=None)))
@@ -185,17 +184,23 @@ def test_two_processes_share_an_epoch(path, way, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {
-        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(ROOT),
+        "ACCELERATE_USE_CPU": "true",
+        "OMP_NUM_THREADS": "1",
+    }
     running = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, path, way],
             env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     said = [process.communicate(timeout=240) for process in running]
     assert [process.returncode for process in running] == [0, 0], said[0][1][-2000:]
     parts = [

@@ -20,13 +20,22 @@ def ranks(folder, tmp_path, num_ranks, workers):
     children = [
         subprocess.Popen(
             [
-                sys.executable, "-m", "tests.loader.cloning", str(folder), str(rank),
-                str(num_ranks), str(workers), str(meeting), str(out),
+                sys.executable,
+                "-m",
+                "tests.loader.cloning",
+                str(folder),
+                str(rank),
+                str(num_ranks),
+                str(workers),
+                str(meeting),
+                str(out),
             ],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank, out in enumerate(outs)
-    ]  # fmt: skip
+    ]
     told = [child.communicate(timeout=120)[1] for child in children]
     assert [child.returncode for child in children] == [0] * num_ranks, told
     return [np.load(out) for out in outs]

@@ -10,22 +10,14 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.errors import (
-    EmptyError,
-    FormatError,
-    SchemaError,
-    StaleError,
-    StarvedError,
-)
+from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError, StarvedError
 from tests.loader.support import fill, legal, same_as_take, steps
 
 
 def draw_of(steps):
     env_ids, positions = np.array(steps, np.int64).reshape(-1, 2).T.copy()
     count = len(positions)
-    return mr.Draw(
-        env_ids, positions, np.full(count, 0.25), np.full(count, 0.5, np.float32)
-    )
+    return mr.Draw(env_ids, positions, np.full(count, 0.25), np.full(count, 0.5, np.float32))
 
 
 @pytest.fixture(scope="module")
@@ -300,9 +292,7 @@ def test_a_draw_of_which_nothing_is_left_is_an_error(tmp_path):
     buffer.close()
 
 
-def test_rows_that_die_while_they_are_gathered_are_asked_for_anew(
-    tmp_path, monkeypatch
-):
+def test_rows_that_die_while_they_are_gathered_are_asked_for_anew(tmp_path, monkeypatch):
     buffer = fill(tmp_path / "b", close=False)
     dataset = mr.ReplayDataset(tmp_path / "b")
     draw = draw_of([(0, 101), (1, 180)])

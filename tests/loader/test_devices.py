@@ -164,13 +164,9 @@ class LateSender(ToCuda):
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("pinned", [False, True])
-def test_memory_is_not_filled_again_before_it_was_copied(
-    path, monkeypatch, kind, pinned
-):
+def test_memory_is_not_filled_again_before_it_was_copied(path, monkeypatch, kind, pinned):
     monkeypatch.setattr(devices, "is_pinned", lambda array: pinned)
-    monkeypatch.setattr(
-        devices, "sender_of", lambda device, capacity, _: LateSender(capacity)
-    )
+    monkeypatch.setattr(devices, "sender_of", lambda device, capacity, _: LateSender(capacity))
     monkeypatch.setattr(replay_loader, "sender_of", devices.sender_of)
     with mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind]()) as alone:
         expected = [alone.sample(64).torch() for _ in range(30)]

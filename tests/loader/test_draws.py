@@ -28,8 +28,7 @@ def prioritized(seed=0):
 
 def several(paths, make=prioritized, seed=0):
     buffers = [
-        mr.ReplayBuffer.open(path, sampler=make(seed + number))
-        for number, path in enumerate(paths)
+        mr.ReplayBuffer.open(path, sampler=make(seed + number)) for number, path in enumerate(paths)
     ]
     return mr.concat(buffers, [3, 1], seed=seed)
 
@@ -62,9 +61,7 @@ def test_priorities_count_for_every_draw_made_after_them(paths, workers, context
             assert draws.update_priorities(batch, values_of(batch)) == 0
             alone.update_priorities(expected, values_of(expected))
             drawn.append(batch)
-    first, last = (
-        np.mean(b.positions.numpy() % 10 == 7) for b in drawn[:: len(drawn) - 1]
-    )
+    first, last = (np.mean(b.positions.numpy() % 10 == 7) for b in drawn[:: len(drawn) - 1])
     assert first < 0.4 < 0.8 < last
 
 
@@ -115,9 +112,7 @@ def test_priorities_that_nobody_keeps_are_refused(paths):
 
 @pytest.mark.parametrize(("workers", "context"), WORKERS[:2])
 @pytest.mark.parametrize("kind", [mr.UniformSampler, mr.ShuffledSampler])
-def test_a_run_continues_with_the_batches_after_those_used(
-    paths, workers, context, kind
-):
+def test_a_run_continues_with_the_batches_after_those_used(paths, workers, context, kind):
     dataset = mr.ReplayDataset(paths[0])
     draws = dataset.draws(kind(seed=3), 16)
     batches = iter(loader_of(dataset, draws, workers, context))

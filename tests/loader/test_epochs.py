@@ -47,9 +47,7 @@ def test_each_iteration_is_an_epoch_whatever_the_workers(path, workers, context,
 
 
 @pytest.mark.parametrize(("workers", "context"), WORKERS[:2])
-def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(
-    path, workers, context
-):
+def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(path, workers, context):
     dataset = mr.ReplayDataset(path)
     whole = mr.ShuffledSampler(seed=3)
     expected = [steps_of(b) for b in loader_of(dataset, dataset.draws(whole, 48))]
@@ -57,9 +55,7 @@ def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(
     for stopped in range(len(expected) + 1):
         draws = dataset.draws(mr.ShuffledSampler(seed=3), 48)
         batches = iter(loader_of(dataset, draws, workers, context))
-        assert [steps_of(b) for b in itertools.islice(batches, stopped)] == (
-            expected[:stopped]
-        )
+        assert [steps_of(b) for b in itertools.islice(batches, stopped)] == (expected[:stopped])
         state = draws.state_after(stopped)
         del batches
         fresh = mr.ShuffledSampler(seed=9)
@@ -77,8 +73,7 @@ def test_states_that_are_no_longer_stored_are_refused(path):
     next(iter(draws))
     for number in (2, -1):
         with pytest.raises(
-            SchemaError,
-            match=rf"num_batches must .* from \[0\] to \[1\], got {number}",
+            SchemaError, match=rf"num_batches must .* from \[0\] to \[1\], got {number}"
         ):
             draws.state_after(number)
 

@@ -108,9 +108,7 @@ def test_a_number_that_was_given_holds(path, num_threads, together):
     assert max(together) <= num_threads
 
 
-def test_for_a_learner_that_takes_its_time_one_thread_gathers(
-    path, together, monkeypatch
-):
+def test_for_a_learner_that_takes_its_time_one_thread_gathers(path, together, monkeypatch):
     now = 0.0
     monkeypatch.setattr(pace, "perf_counter", lambda: now)
     with opened(path) as buffer, mr.ReplayLoader(buffer, 16, prefetch=4) as loader:

@@ -40,9 +40,7 @@ class Processes:
                 next(self._made)
             found.append(
                 SimpleNamespace(
-                    info=SimpleNamespace(
-                        id=worker, num_workers=count, seed=seed + worker
-                    ),
+                    info=SimpleNamespace(id=worker, num_workers=count, seed=seed + worker),
                     process=SimpleNamespace(_identity=(made,)),
                     counted=copy.copy(self._counted),
                 )
@@ -66,9 +64,7 @@ def processes(counted, monkeypatch):
 
 @pytest.mark.parametrize("alike", [False, True], ids=["seeds", "one_seed"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_all_that_begin_get_the_number_whoever_was_ended(
-    processes, rng, alike, persistent
-):
+def test_all_that_begin_get_the_number_whoever_was_ended(processes, rng, alike, persistent):
     kept = processes.workers(77, 3)
     for number in range(3 * MAX_BEGUN):
         if persistent:
@@ -95,9 +91,7 @@ def test_processes_of_others_in_between_change_nothing(processes):
         assert [processes.begins(worker) for worker in late] == [2 * number + 1] * 2
 
 
-def test_a_worker_that_comes_late_is_of_the_iteration_that_it_was_made_for(
-    counted, processes
-):
+def test_a_worker_that_comes_late_is_of_the_iteration_that_it_was_made_for(counted, processes):
     early, late = processes.workers(1, 2)
     assert processes.begins(early) == 0
     counted.choose(7)
@@ -140,9 +134,7 @@ def test_an_epoch_is_whole_where_a_worker_never_began_the_one_before(
     fill(path)
     stream = mr.ReplayStream(path, mr.ShuffledSampler(seed=0), 8)
     alone = mr.ReplayStream(path, mr.ShuffledSampler(seed=0), 8)
-    loader = DataLoader(
-        stream, batch_size=None, worker_init_fn=blocked, **options(2, context)
-    )
+    loader = DataLoader(stream, batch_size=None, worker_init_fn=blocked, **options(2, context))
     with mr.ReplayBuffer.open(path) as buffer:
         every = legal(buffer)
     for number in range(4):
@@ -164,12 +156,9 @@ def test_an_epoch_is_whole_where_a_worker_never_began_the_one_before(
 def test_dataloaders_of_any_numbers_of_workers_take_turns(tmp_path):
     fill(tmp_path / "b")
     stream, alone = (
-        mr.ReplayStream(tmp_path / "b", mr.ShuffledSampler(seed=0), 32)
-        for _ in range(2)
+        mr.ReplayStream(tmp_path / "b", mr.ShuffledSampler(seed=0), 32) for _ in range(2)
     )
-    two = DataLoader(
-        stream, batch_size=None, persistent_workers=True, **options(2, "fork")
-    )
+    two = DataLoader(stream, batch_size=None, persistent_workers=True, **options(2, "fork"))
     for loader in (two, DataLoader(stream, batch_size=None), two, two):
         assert [steps_of(b) for b in loader] == [steps_of(b) for b in alone]
     one = DataLoader(stream, batch_size=None, **options(1, "fork"))

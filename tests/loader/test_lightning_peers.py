@@ -81,10 +81,14 @@ def trained(loader, callbacks=(), checkpoint=None, **options):
     model = Model()
     options = {"max_epochs": EPOCHS, "use_distributed_sampler": False} | options
     trainer = lightning.Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False,
-        callbacks=list(callbacks), **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=list(callbacks),
+        **options,
+    )
     trainer.fit(model, loader, ckpt_path=checkpoint, weights_only=True)
     return model.seen
 
@@ -162,9 +166,7 @@ def test_draws_go_on_after_a_checkpoint(path, tmp_path, at, workers):
     saves = [Progress(draws), Saves(tmp_path / "c", *at)]
     expected = trained(loader_of(dataset, draws, workers), saves)
     dataset, draws = draws_of(path, seed=9)
-    batches = trained(
-        loader_of(dataset, draws, workers), [Progress(draws)], tmp_path / "c"
-    )
+    batches = trained(loader_of(dataset, draws, workers), [Progress(draws)], tmp_path / "c")
     done = at[0] * len(expected) // EPOCHS + at[1]
     assert_same_batches(expected[:done] + batches, expected)
 

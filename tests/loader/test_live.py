@@ -30,12 +30,12 @@ def begun(path, fields, min_laps, seconds):
     ) as buffer:
         buffer.extend(rows(numbers, fields is FIELDS))
     child = subprocess.Popen(
-        [
-            sys.executable, "-m", "tests.loader.live_writer", str(path), str(min_laps),
-            str(seconds),
-        ],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.loader.live_writer", str(path), str(min_laps), str(seconds)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout.readline() == "begun\n"
     return child
 
@@ -71,9 +71,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_a_loader_sees_whole_rows_of_a_ring_that_wraps(tmp_path, kind, mode):
     child = begun(tmp_path / "b", FIELDS, LAPS, 0)
-    buffer = mr.ReplayBuffer.open(
-        tmp_path / "b", sampler=SAMPLERS[kind](), read_mode=mode
-    )
+    buffer = mr.ReplayBuffer.open(tmp_path / "b", sampler=SAMPLERS[kind](), read_mode=mode)
     newest = seen = 0
     with buffer, mr.ReplayLoader(buffer, 128, prefetch=3, num_threads=2) as loader:
         for batch in loader:
@@ -120,8 +118,11 @@ def begin_again(child, path):
     ended(child)
     again = subprocess.Popen(
         [sys.executable, "-m", "tests.loader.live_writer", str(path), "1", "25"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert again.stdout.readline() == "begun\n"
     return again
 

@@ -33,9 +33,7 @@ SAMPLERS = {
 TRANSFORMS = {
     "steps": [],
     "folds": [mr.FrameStack(3, paths="observation/pixels")],
-    "random": [
-        mr.Apply(lambda f, rng: f | {"noise": rng.random(len(f["action"]))}, True)
-    ],
+    "random": [mr.Apply(lambda f, rng: f | {"noise": rng.random(len(f["action"]))}, True)],
 }
 
 
@@ -97,10 +95,7 @@ def test_batches_are_those_of_sample_in_their_order(path, kind, prefetch, num_th
 def test_transforms_make_what_they_make_of_a_sample(path, kind):
     with opened(path, transforms=TRANSFORMS[kind]) as alone:
         expected = [alone.sample(16) for _ in range(6)]
-    with loading(path, 16, transforms=TRANSFORMS[kind], prefetch=3, num_threads=2) as (
-        _,
-        loader,
-    ):
+    with loading(path, 16, transforms=TRANSFORMS[kind], prefetch=3, num_threads=2) as (_, loader):
         for one, batch in zip(expected, loader, strict=False):
             same(batch, one)
 
@@ -122,10 +117,7 @@ class Counting(mr.UniformSampler):
 @pytest.mark.parametrize("prefetch", [0, 4097, 10**9])
 def test_how_many_batches_are_drawn_ahead_is_bounded(path, prefetch):
     told = rf"prefetch must be an integer in \[1, 4096\], got {prefetch}"
-    with (
-        mr.ReplayBuffer.open(path) as buffer,
-        pytest.raises(SchemaError, match=told),
-    ):
+    with mr.ReplayBuffer.open(path) as buffer, pytest.raises(SchemaError, match=told):
         mr.ReplayLoader(buffer, 8, device="cpu", prefetch=prefetch)
 
 
@@ -225,9 +217,7 @@ def test_a_run_that_is_stopped_after_any_batch_goes_on_there(path, kind):
 def test_a_state_that_is_none_of_a_loader_is_refused_by_name(path, other):
     with (
         loading(path, 40, mr.UniformSampler(seed=0)) as (_, loader),
-        pytest.raises(
-            FormatError, match="loader state: kind must be 'ReplayLoader', got"
-        ),
+        pytest.raises(FormatError, match="loader state: kind must be 'ReplayLoader', got"),
     ):
         loader.load_state_dict(other)
 
@@ -297,9 +287,7 @@ def test_each_iteration_is_an_epoch(path, prefetch, num_threads):
 
 @pytest.mark.parametrize(("prefetch", "num_threads"), [(1, 1), (4, 2)])
 @pytest.mark.parametrize("wait_s", [0, 0.003])
-def test_an_epoch_whose_batches_were_counted_is_over(
-    path, prefetch, num_threads, wait_s
-):
+def test_an_epoch_whose_batches_were_counted_is_over(path, prefetch, num_threads, wait_s):
     """A learner that knows their number asks for no batch beyond the last one.
 
     Threads find the end of an epoch before the learner begins the next one, or not:

@@ -282,9 +282,7 @@ def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, la
         """Draws nothing before Ctrl-C was felt: `next` is under way until then."""
 
         def draw(self, view, batch_size):
-            assert threading.current_thread() is threading.main_thread() or (
-                ctrl_c.felt.wait(20)
-            )
+            assert threading.current_thread() is threading.main_thread() or (ctrl_c.felt.wait(20))
             return super().draw(view, batch_size)
 
     buffer.sampler = Waiting(seed=0)
@@ -324,8 +322,11 @@ for number, batch in enumerate(loader):
 def test_a_program_ends_with_its_loader_open(path, how):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path), how],
-        capture_output=True, text=True, timeout=60, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
     assert done.returncode == (how == "raise")
     assert done.stdout.split() == ["64"] * 4
     assert ("ValueError: over" in done.stderr) == (how == "raise")
@@ -336,8 +337,11 @@ def test_a_program_ends_with_its_loader_open(path, how):
 def test_a_program_ends_at_ctrl_c(path):
     child = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(path), "never"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     assert child.stdout.readline() == "64\n"
     child.send_signal(signal.SIGINT)
     _, told = child.communicate(timeout=60)
@@ -359,9 +363,13 @@ def workers(path, context, count=2):
     dataset = mr.ReplayDataset(path)
     draws = dataset.draws(mr.UniformSampler(seed=0), 8, num_batches=4)
     return DataLoader(
-        dataset, sampler=draws, batch_size=None, num_workers=count, timeout=60,
+        dataset,
+        sampler=draws,
+        batch_size=None,
+        num_workers=count,
+        timeout=60,
         multiprocessing_context=multiprocessing.get_context(context),
-    )  # fmt: skip
+    )
 
 
 def test_workers_are_not_forked_while_a_loader_runs(buffer, path):
@@ -396,13 +404,9 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
         nbytes = reading.nbytes(drawn.draw)
         monkeypatch.setattr(GenerationReader, "gather", slow)
         monkeypatch.setattr(
-            GenerationReader,
-            "prefetch",
-            lambda self, draw: asked.append(len(draw)) or 1,
+            GenerationReader, "prefetch", lambda self, draw: asked.append(len(draw)) or 1
         )
-        with mr.ReplayLoader(
-            buffer, 16, prefetch=6, read_ahead_nbytes=3 * nbytes
-        ) as loader:
+        with mr.ReplayLoader(buffer, 16, prefetch=6, read_ahead_nbytes=3 * nbytes) as loader:
             found = iter(loader)
             work = loader._work
             while len(work._drawn) < 6:

@@ -32,9 +32,8 @@ def test_an_epoch_ends_with_itself_whatever_was_lost_of_it(tmp_path, lost):
     gate = Gate()
     sampler = mr.ShuffledSampler(seed=0, shuffle=False)
     buffer = fill(
-        tmp_path / "b", 100, 100, 1, close=False,
-        sampler=sampler, transforms=[mr.Apply(gate)],
-    )  # fmt: skip
+        tmp_path / "b", 100, 100, 1, close=False, sampler=sampler, transforms=[mr.Apply(gate)]
+    )
     expected = [
         p
         for p in range(100)
@@ -53,18 +52,21 @@ def test_an_epoch_ends_with_itself_whatever_was_lost_of_it(tmp_path, lost):
         # In order, each once, of this epoch alone, and all that there was left to have.
         assert flat == sorted(set(flat))
         assert set(flat) <= set(expected)
-        assert [p for p in flat if p >= lost + 10] == [
-            p for p in expected if p >= lost + 10
-        ]
+        assert [p for p in flat if p >= lost + 10] == [p for p in expected if p >= lost + 10]
         assert sampler.epoch == 1
 
 
 def test_a_run_goes_on_exactly_where_batches_were_lost(tmp_path):
     gate = Gate()
     buffer = fill(
-        tmp_path / "b", 400, 400, 1, close=False,
-        sampler=mr.ShuffledSampler(seed=0, shuffle=False), transforms=[mr.Apply(gate)],
-    )  # fmt: skip
+        tmp_path / "b",
+        400,
+        400,
+        1,
+        close=False,
+        sampler=mr.ShuffledSampler(seed=0, shuffle=False),
+        transforms=[mr.Apply(gate)],
+    )
     with buffer:
         with mr.ReplayLoader(buffer, 10, prefetch=4, num_threads=1) as loader:
             batches = iter(loader)
@@ -87,9 +89,13 @@ def test_the_end_of_an_epoch_is_reported_whatever_a_limiter_says(tmp_path):
     limiter = mr.RateLimiter(1.0, 10, error_buffer=10.0, timeout=0.5)
     schema = mr.Schema({"x": mr.Field((), "int64")})
     with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 1000, limiter=limiter,
-        sampler=mr.ShuffledSampler(seed=0), commit_every=None,
-    ) as buffer:  # fmt: skip
+        tmp_path / "b",
+        schema,
+        1000,
+        limiter=limiter,
+        sampler=mr.ShuffledSampler(seed=0),
+        commit_every=None,
+    ) as buffer:
         for number in range(20):
             buffer.add(x=number)
         with mr.ReplayLoader(buffer, 10) as loader:

@@ -10,14 +10,7 @@ import mmreplay as mr
 from mmreplay.loader import prefetch
 from tests.ctrl_c import CtrlC
 from tests.loader.support import fill, steps
-from tests.loader.test_loader import (
-    SAMPLERS,
-    TRANSFORMS,
-    Counting,
-    endless,
-    opened,
-    same,
-)
+from tests.loader.test_loader import SAMPLERS, TRANSFORMS, Counting, endless, opened, same
 from tests.loader.test_loader_ends import failing
 
 
@@ -155,9 +148,7 @@ def test_new_rows_of_a_writer_are_drawn(tmp_path, made):
     assert len(made) > 50
 
 
-def test_one_that_comes_later_makes_the_first_itself_and_has_threads_go_on(
-    path, made, monkeypatch
-):
+def test_one_that_comes_later_makes_the_first_itself_and_has_threads_go_on(path, made, monkeypatch):
     sampler = Counting(enough=31)
     with (
         opened(path, sampler) as buffer,

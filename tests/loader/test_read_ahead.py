@@ -79,10 +79,7 @@ def test_a_loader_asks_for_every_batch(path, row_nbytes, monkeypatch, read_mode)
 def test_draws_next_to_a_loader_read_ahead_too(path, row_nbytes, monkeypatch, advise):
     memory = Memory(monkeypatch, row_nbytes // mmap.PAGESIZE)
     options = {"sampler": mr.UniformSampler(seed=1), "advise": advise}
-    with (
-        mr.ReplayBuffer.open(path, **options) as buffer,
-        mr.ReplayLoader(buffer, BATCH) as loader,
-    ):
+    with mr.ReplayBuffer.open(path, **options) as buffer, mr.ReplayLoader(buffer, BATCH) as loader:
         for _, batch in zip(range(DRAWS // 4), loader, strict=False):
             assert memory.knows(batch, row_nbytes)
             assert memory.knows(buffer.sample(BATCH), row_nbytes)
@@ -96,9 +93,7 @@ def test_a_loader_asks_for_the_chunks_of_every_batch(tmp_path, monkeypatch):
     with mr.ReplayBuffer.create(path, schema, steps, **made) as buffer:
         buffer.extend(a=noise)
     there, asked = deque(maxlen=8 * BATCH), set()
-    monkeypatch.setattr(
-        ChunkPages, "cached", lambda self, start: (id(self), start) in tuple(there)
-    )
+    monkeypatch.setattr(ChunkPages, "cached", lambda self, start: (id(self), start) in tuple(there))
 
     def ask(self, starts, stops):
         there.extend((id(self), start) for start in starts.tolist())

@@ -68,8 +68,11 @@ def path(tmp_path):
 def test_a_signals_handler_may_close_it_in_the_middle_of_a_draw(path, kind):
     found = subprocess.run(
         [sys.executable, "-c", CLOSES, path, kind],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     # As often as it was told to, and nothing is left of its threads.
     assert found.stdout.split() == ["20", "1"], found.stderr[-3000:]
 
@@ -191,9 +194,7 @@ def test_two_threads_are_not_given_batches_at_once(path):
         inside.wait(20)
         while not loader._work._in_next:
             threading.Event().wait(0.001)
-        with pytest.raises(
-            FailedError, match="ReplayLoader: another call of next is in progress"
-        ):
+        with pytest.raises(FailedError, match="ReplayLoader: another call of next is in progress"):
             next(loader)
         gate.set()
         other.join()

@@ -85,9 +85,7 @@ def test_streams_and_several_buffers_go_on_from_a_state_that_torch_saved(tmp_pat
     def both():
         return mr.concat(
             [
-                mr.ReplayBuffer.open(
-                    path, sampler=mr.PrioritizedSampler(seed=seed, name=None)
-                )
+                mr.ReplayBuffer.open(path, sampler=mr.PrioritizedSampler(seed=seed, name=None))
                 for seed, path in enumerate(paths)
             ],
             [0.5, 0.5],
@@ -119,10 +117,15 @@ def test_streams_and_several_buffers_go_on_from_a_state_that_torch_saved(tmp_pat
     for make in (
         lambda: mr.ReplayStream(paths[0], mr.ShuffledSampler(0), batch_size=8),
         lambda: mr.ConcatStream(
-            mr.concat([mr.ReplayBuffer.open(p, sampler=mr.UniformSampler(0))
-                       for p in paths], [0.5, 0.5], seed=0), 8, num_batches=6,
+            mr.concat(
+                [mr.ReplayBuffer.open(p, sampler=mr.UniformSampler(0)) for p in paths],
+                [0.5, 0.5],
+                seed=0,
+            ),
+            8,
+            num_batches=6,
         ),
-    ):  # fmt: skip
+    ):
         stream = make()
         going = iter(DataLoader(stream, batch_size=None))
         first_batches(going, 2)

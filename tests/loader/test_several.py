@@ -104,9 +104,7 @@ def test_what_makes_no_sense_is_refused(paths):
             dataset.draws(number)
     with pytest.raises(SchemaError, match=r"num_batches must be an integer.*got 2\.5"):
         dataset.draws(4, 2.5)
-    with pytest.raises(
-        SchemaError, match="concat must be several buffers as one, got list"
-    ):
+    with pytest.raises(SchemaError, match="concat must be several buffers as one, got list"):
         mr.ConcatDataset(list(opened(paths).buffers))
     loader = DataLoader(dataset, sampler=dataset.draws(4))
     with pytest.raises(SchemaError, match="index must be a draw, got list"):

@@ -91,9 +91,7 @@ def test_priorities_flow_back_to_the_buffer_of_each_step(paths):
 
 def test_a_writer_that_is_there_from_the_beginning_is_waited_for(tmp_path):
     one = fill(tmp_path / "a", close=False)
-    two = mr.ReplayBuffer.create(
-        tmp_path / "b", one.schema, 100, 2, autoreset="disabled"
-    )
+    two = mr.ReplayBuffer.create(tmp_path / "b", one.schema, 100, 2, autoreset="disabled")
     with one, two, mr.ReplayLoader(mr.concat([one, two], [1, 1], seed=0), 8) as loader:
         with pytest.raises(EmptyError, match="cannot draw") as told:
             next(loader)
@@ -158,8 +156,7 @@ def test_memory_of_batches_of_varying_shares_is_bounded(paths):
 
 def test_each_buffers_limiter_counts_its_steps(tmp_path):
     buffers = [
-        fill(tmp_path / name, close=False, limiter=mr.RateLimiter(4.0, 1, 1e6))
-        for name in "ab"
+        fill(tmp_path / name, close=False, limiter=mr.RateLimiter(4.0, 1, 1e6)) for name in "ab"
     ]
     told = [[], []]
     for number, buffer in enumerate(buffers):

@@ -108,10 +108,7 @@ def test_what_workers_cannot_share_is_refused(paths):
 
 def test_ranks_with_seeds_of_their_own_are_refused(paths):
     for seed, sampler, name in ((None, 0, "Concat"), (0, None, "UniformSampler")):
-        buffers = [
-            mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(sampler))
-            for path in paths
-        ]
+        buffers = [mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(sampler)) for path in paths]
         both = mr.concat(buffers, seed=seed)
         told = rf"num_ranks: the {name} has no seed, so each of 2 .*same seed=\.\.\."
         with pytest.raises(SchemaError, match=told):

@@ -23,8 +23,7 @@ SAMPLERS = {
     "sequences": (lambda: mr.SequenceSampler(4, mr.ShuffledSampler(seed=3)), None),
     "mixture": (
         lambda: mr.MixtureSampler(
-            [(mr.UniformSampler(seed=1), 3), (mr.RecentSampler(20, 0.5, seed=2), 1)],
-            seed=3,
+            [(mr.UniformSampler(seed=1), 3), (mr.RecentSampler(20, 0.5, seed=2), 1)], seed=3
         ),
         5,
     ),
@@ -68,9 +67,7 @@ def test_workers_give_what_one_process_gives(path, kind, workers, context):
                 assert (batch["observation/number"] == numbers).all()
 
 
-@pytest.mark.parametrize(
-    ("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False)]
-)
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False)])
 def test_each_iteration_is_another_epoch(path, workers, persistent):
     alone = loader_of(stream_of(path, "shuffled"))
     expected = [[steps_of(batch) for batch in alone] for _ in range(3)]
@@ -271,15 +268,11 @@ def test_ranks_are_counted_once(path):
         (mr.ShuffledSampler(), "ShuffledSampler"),
         (mr.SequenceSampler(3, mr.UniformSampler()), "UniformSampler"),
         (
-            mr.MixtureSampler(
-                [(mr.UniformSampler(0), 1), (mr.RecentSampler(9, 0.5), 1)]
-            ),
+            mr.MixtureSampler([(mr.UniformSampler(0), 1), (mr.RecentSampler(9, 0.5), 1)]),
             "MixtureSampler",
         ),
         (
-            mr.MixtureSampler(
-                [(mr.UniformSampler(0), 1), (mr.RecentSampler(9, 0.5), 1)], seed=0
-            ),
+            mr.MixtureSampler([(mr.UniformSampler(0), 1), (mr.RecentSampler(9, 0.5), 1)], seed=0),
             "RecentSampler",
         ),
     ],
@@ -331,9 +324,7 @@ def test_epochs_of_a_buffer_that_is_being_written_are_refused(tmp_path):
             mr.ReplayStream(tmp_path / "b", sampler, 8)
     # Draws without epochs follow the writer.
     stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(0), 64, 40)
-    for first, batch in zip(
-        range(200, 900, 7), loader_of(stream, 2, "fork"), strict=False
-    ):
+    for first, batch in zip(range(200, 900, 7), loader_of(stream, 2, "fork"), strict=False):
         number = batch["observation/number"]
         assert (number == 2 * batch.positions + batch.env_ids).all()
         buffer.extend(steps(first, 7))
@@ -411,8 +402,5 @@ def test_a_writer_that_laps_every_draw_is_reported(tmp_path, monkeypatch):
         return gather(dataset, draw)
 
     monkeypatch.setattr(mr.ReplayDataset, "__getitem__", late)
-    with (
-        writer,
-        pytest.raises(StaleError, match="overwritten before they were read"),
-    ):
+    with writer, pytest.raises(StaleError, match="overwritten before they were read"):
         next(iter(stream))

@@ -9,10 +9,7 @@ from mmreplay.errors import SchemaError, StaleError
 from tests.loader.support import fill, steps
 from tests.loader.test_workers import WORKERS, options
 
-TRANSFORMS = [
-    mr.NStep(3, 0.9, rewards="action"),
-    mr.FrameStack(2, "observation/number"),
-]
+TRANSFORMS = [mr.NStep(3, 0.9, rewards="action"), mr.FrameStack(2, "observation/number")]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +41,7 @@ def test_workers_make_what_the_main_process_makes(path, sequences, workers, cont
 
     dataset = mr.ReplayDataset(path, transforms=TRANSFORMS)
     draws = dataset.draws(sampler(), 16, num_batches=4)
-    loader = DataLoader(
-        dataset, sampler=draws, batch_size=None, **options(workers, context)
-    )
+    loader = DataLoader(dataset, sampler=draws, batch_size=None, **options(workers, context))
     with mr.ReplayBuffer.open(path, sampler=sampler(), transforms=TRANSFORMS) as buffer:
         for batch in loader:
             same(batch, buffer.sample(16).torch())

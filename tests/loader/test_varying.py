@@ -24,14 +24,7 @@ FIELDS = {
     "number": mr.Field((), "int64"),
     "terminated": mr.Field((), "bool"),
 }
-VARYING = (
-    "observation/prompt",
-    "observation/cloud",
-    "tokens",
-    "logp",
-    "codes",
-    "brain",
-)
+VARYING = ("observation/prompt", "observation/cloud", "tokens", "logp", "codes", "brain")
 WIDE = ("uint16", "uint32", "uint64")
 SAMPLERS = {
     "uniform": lambda: mr.UniformSampler(seed=0),
@@ -52,9 +45,7 @@ def step(number, rng):
         },
         "tokens": rng.integers(1 << 31, size=count, dtype=np.int32),
         "logp": rng.random(count, np.float32),
-        "codes": rng.integers(1 << 16, size=(int(rng.integers(30)), 2)).astype(
-            "uint16"
-        ),
+        "codes": rng.integers(1 << 16, size=(int(rng.integers(30)), 2)).astype("uint16"),
         "brain": rng.integers(1 << 14, size=int(rng.integers(50))).astype("uint16"),
         "number": number,
         "terminated": number % 17 == 16,
@@ -130,9 +121,7 @@ def late(request, monkeypatch):
     """Let copies to the device be made as late as a GPU's may be."""
     pinned = request.param
     monkeypatch.setattr(devices, "is_pinned", lambda array: pinned)
-    monkeypatch.setattr(
-        devices, "sender_of", lambda device, capacity, _: LateSender(capacity)
-    )
+    monkeypatch.setattr(devices, "sender_of", lambda device, capacity, _: LateSender(capacity))
     monkeypatch.setattr(replay_loader, "sender_of", devices.sender_of)
 
 
@@ -230,9 +219,7 @@ def draws_of(path, kind, count):
 @pytest.mark.parametrize(("workers", "context"), WORKERS)
 @pytest.mark.parametrize("kind", ["uniform", "windows"])
 def test_workers_give_what_one_process_gives(path, kind, workers, context):
-    loader = DataLoader(
-        draws_of(path, kind, 6), batch_size=None, **options(workers, context)
-    )
+    loader = DataLoader(draws_of(path, kind, 6), batch_size=None, **options(workers, context))
     found = list(loader)
     alone = list(draws_of(path, kind, 6))
     assert len(found) == 6
@@ -390,16 +377,16 @@ class TestCuda:
             stream.synchronize()
         for found, one in zip(sums, expected, strict=True):
             # Added up in another order there.
-            assert float(found) == pytest.approx(
-                float(one["logp"].values.double().sum()), rel=1e-9
-            )
+            assert float(found) == pytest.approx(float(one["logp"].values.double().sum()), rel=1e-9)
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_batches_of_workers_are_pinned(self, path, workers):
         loader = DataLoader(
-            draws_of(path, "uniform", 5), batch_size=None, pin_memory=True,
+            draws_of(path, "uniform", 5),
+            batch_size=None,
+            pin_memory=True,
             **options(workers, "spawn" if workers else None),
-        )  # fmt: skip
+        )
         alone = list(draws_of(path, "uniform", 5))
         for batch, one in zip(loader, alone, strict=True):
             for name in VARYING:

@@ -13,11 +13,7 @@ import mmreplay as mr
 from tests.loader.support import fill, legal, same_as_take, steps
 
 SPAWN = pytest.param(2, "spawn", marks=pytest.mark.slow, id="2-spawn")
-WORKERS = [
-    pytest.param(0, None, id="0"),
-    pytest.param(2, "fork", id="2-fork"),
-    SPAWN,
-]
+WORKERS = [pytest.param(0, None, id="0"), pytest.param(2, "fork", id="2-fork"), SPAWN]
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +63,7 @@ def test_draws_pass_through_a_loader(path, way, workers, context):
 @pytest.mark.parametrize(("workers", "context"), WORKERS)
 def test_endless_draws_may_stop_at_any_batch(path, workers, context):
     dataset, draws = draws_of(path)
-    loader = DataLoader(
-        dataset, sampler=draws, batch_size=None, **options(workers, context)
-    )
+    loader = DataLoader(dataset, sampler=draws, batch_size=None, **options(workers, context))
     for batch in itertools.islice(loader, 5):
         same_as_take(dataset.buffer, batch)
 
@@ -114,9 +108,7 @@ def test_next_observations_are_right_at_every_boundary(tmp_path, autoreset):
         assert (batch["next_observation"]["pixels"][:, 5, 5] == expected % 251).all()
 
 
-@pytest.mark.parametrize(
-    ("workers", "context"), [pytest.param(2, "fork", id="2-fork"), SPAWN]
-)
+@pytest.mark.parametrize(("workers", "context"), [pytest.param(2, "fork", id="2-fork"), SPAWN])
 def test_persistent_workers_see_a_growing_buffer(tmp_path, workers, context):
     buffer = fill(tmp_path / "b", count=20, capacity=1000, close=False)
     dataset = mr.ReplayDataset(buffer)
@@ -137,11 +129,7 @@ def test_persistent_workers_see_a_growing_buffer(tmp_path, workers, context):
     assert max(newest) > 250
     # Plain shuffling follows too: each epoch has the legal starts of its moment.
     plain = DataLoader(
-        dataset,
-        batch_size=64,
-        shuffle=True,
-        persistent_workers=True,
-        **options(workers, context),
+        dataset, batch_size=64, shuffle=True, persistent_workers=True, **options(workers, context)
     )
     for epoch in range(2):
         numbers = [n for b in plain for n in b["observation"]["number"].tolist()]

@@ -40,9 +40,7 @@ def equal(left, right):
 def test_samplers_that_keep_no_rows_draw_the_same(pair, sampler, transforms):
     drawn = []
     for path in pair:
-        with mr.ReplayBuffer.open(
-            path, sampler=sampler(), transforms=transforms
-        ) as buffer:
+        with mr.ReplayBuffer.open(path, sampler=sampler(), transforms=transforms) as buffer:
             drawn.append([buffer.sample(16) for _ in range(4)])
     for left, right in zip(*drawn, strict=True):
         equal(left, right)
@@ -59,9 +57,8 @@ def test_workers_read_shards(pair, how):
         with mr.ReplayBuffer.open(path) as buffer:
             buffer.sample(8)  # what is open before a fork is of no harm
             loader = DataLoader(
-                dataset, sampler=draws, batch_size=None, num_workers=2,
-                multiprocessing_context=how,
-            )  # fmt: skip
+                dataset, sampler=draws, batch_size=None, num_workers=2, multiprocessing_context=how
+            )
             batches.append([*loader])
             assert len(batches[-1]) == 3
     for left, right in zip(*batches, strict=True):

@@ -10,10 +10,7 @@ from tests.buffer.support import ranked
 
 SCHEMA = mr.Schema(
     {
-        "observation": {
-            "pixels": mr.Field((64, 64), "uint8"),
-            "state": mr.Field((2,), "int64"),
-        },
+        "observation": {"pixels": mr.Field((64, 64), "uint8"), "state": mr.Field((2,), "int64")},
         "action": mr.Field((), "int32"),
         "reward": mr.Field((), "float32"),
         "note": mr.Field((), "float32", mutable=True),
@@ -25,9 +22,7 @@ SCHEMA = mr.Schema(
 
 def observation(numbers):
     """Pixels and state that tell one number from every other."""
-    pixels = (
-        np.arange(4096).reshape(64, 64) + np.array(numbers)[..., None, None]
-    ) % 251
+    pixels = (np.arange(4096).reshape(64, 64) + np.array(numbers)[..., None, None]) % 251
     return {
         "pixels": pixels.astype(np.uint8),
         "state": np.stack([np.array(numbers), -np.array(numbers)], axis=-1),
@@ -38,14 +33,7 @@ class Driven:
     """A buffer on disk under test, beside what it must hold."""
 
     def __init__(
-        self,
-        folder,
-        capacity,
-        num_envs,
-        autoreset,
-        layout,
-        commit_every,
-        engine="memmap",
+        self, folder, capacity, num_envs, autoreset, layout, commit_every, engine="memmap"
     ):
         self.path = folder / "ring"
         self.commit_every = commit_every
@@ -133,9 +121,7 @@ class Driven:
                 assert ranked(buffer, len(legal)) == list(legal)
                 batch = buffer.sample(3)
                 assert (batch.probabilities == 1 / len(legal)).all()
-                places = zip(
-                    batch.env_ids.tolist(), batch.positions.tolist(), strict=True
-                )
+                places = zip(batch.env_ids.tolist(), batch.positions.tolist(), strict=True)
                 self._same(batch, [legal[place] for place in places])
 
     def _check_rows(self, buffer):

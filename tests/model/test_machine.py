@@ -52,9 +52,8 @@ class RingMachine(RuleBasedStateMachine):
     )
     def create(self, capacity, num_envs, autoreset, layout, commit_every):
         self.driven = Driven(
-            self.folder, capacity, num_envs, autoreset, layout, commit_every,
-            self.engine,
-        )  # fmt: skip
+            self.folder, capacity, num_envs, autoreset, layout, commit_every, self.engine
+        )
 
     def _made(self, data, limit):
         """Steps of some environments, drawn; and whether final observations come."""
@@ -87,8 +86,7 @@ class RingMachine(RuleBasedStateMachine):
     def extend_far(self, lap):
         every = range(self.driven.num_envs)
         made = [
-            self.driven.step(every, ["t" if n % 7 == e else "" for e in every])
-            for n in range(lap)
+            self.driven.step(every, ["t" if n % 7 == e else "" for e in every]) for n in range(lap)
         ]
         self.driven.call(made, None, False, many=True)
         self.driven.accept(made, False)
@@ -201,8 +199,7 @@ class RingMachine(RuleBasedStateMachine):
 @pytest.mark.model
 def test_the_ring_is_what_the_oracle_says(tmp_path):
     chosen = settings(
-        max_examples=2000 if EXPLORES else 60,
-        stateful_step_count=60 if EXPLORES else 30,
+        max_examples=2000 if EXPLORES else 60, stateful_step_count=60 if EXPLORES else 30
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: RingMachine(tmp_path), settings=chosen)
@@ -217,8 +214,7 @@ class ShardedMachine(RingMachine):
 @pytest.mark.model
 def test_a_ring_in_shards_is_what_the_oracle_says(tmp_path):
     chosen = settings(
-        max_examples=1000 if EXPLORES else 15,
-        stateful_step_count=60 if EXPLORES else 30,
+        max_examples=1000 if EXPLORES else 15, stateful_step_count=60 if EXPLORES else 30
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: ShardedMachine(tmp_path), settings=chosen)

@@ -46,9 +46,7 @@ FOLDER = Path(__file__).parent
 if find_spec("ray") is None:
     # All others import mmreplay.ray, which does not work without Ray: see `make ray`.
     WITHOUT_RAY = "test_run_refusals.py"
-    collect_ignore = [
-        path.name for path in FOLDER.glob("test_*.py") if path.name != WITHOUT_RAY
-    ]
+    collect_ignore = [path.name for path in FOLDER.glob("test_*.py") if path.name != WITHOUT_RAY]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,9 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if find_spec("ray") is None:
         return
     # Ray 2.55 leaves this to the collector where it starts a node.
-    config.addinivalue_line(
-        "filterwarnings", "ignore:unclosed file .*'/dev/null':ResourceWarning"
-    )
+    config.addinivalue_line("filterwarnings", "ignore:unclosed file .*'/dev/null':ResourceWarning")
     os.environ.update(SETTINGS)
     if MARK in os.environ or hasattr(config, "workerinput") or _forbidden():
         return
@@ -77,10 +73,7 @@ def _forbidden() -> str:
     if not shutil.which("unshare") or not shutil.which("ip"):
         return "the tools unshare (util-linux) and ip (iproute2) are missing"
     tried = subprocess.run(
-        [*ISOLATE, "ip", "link", "set", "lo", "up"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*ISOLATE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True, check=False
     )
     return tried.stderr.strip() if tried.returncode else ""
 
@@ -144,11 +137,7 @@ class Nodes:
         """Wait until Ray has declared a node dead, which takes 15 seconds."""
         import ray
 
-        until(
-            lambda: all(
-                not node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id
-            )
-        )
+        until(lambda: all(not node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id))
 
 
 @pytest.fixture(autouse=True)

@@ -28,9 +28,7 @@ SCHEMA = mr.Schema({"n": mr.Field((), "int64")})
 def ring(path, numbers, capacity=None, **options):
     """A closed ring of rows that hold these numbers."""
     capacity = max(1, len(numbers)) if capacity is None else capacity
-    with mr.ReplayBuffer.create(
-        path, SCHEMA, capacity, commit_every=None, **options
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, SCHEMA, capacity, commit_every=None, **options) as buffer:
         if len(numbers):
             buffer.extend(n=np.asarray(numbers))
     return path
@@ -120,12 +118,7 @@ class Shard:
                     "schema": buffer.schema.to_json(),
                     "roles": dict(buffer.schema.roles),
                 }
-        return {
-            "error": None,
-            "rings": rings,
-            "version": self.version,
-            "node_id": self.node_id,
-        }
+        return {"error": None, "rings": rings, "version": self.version, "node_id": self.node_id}
 
 
 class Call:

@@ -64,9 +64,7 @@ def test_batches_come_as_tensors_and_take_priorities(run, alone, per_call, prefe
 
 
 @pytest.mark.parametrize("away_s", [300e-6, 700e-6])
-def test_a_learner_that_is_back_soon_gathers_small_batches_itself(
-    run, monkeypatch, away_s
-):
+def test_a_learner_that_is_back_soon_gathers_small_batches_itself(run, monkeypatch, away_s):
     now, quick, requested = [0.0], [], prefetch.LearnerTiming.requested
     threads, gather = [], RingsSource.gather
 
@@ -171,14 +169,10 @@ def test_a_lost_node_warns_in_the_learners_thread(run):
         assert set(batch.buffer_ids.tolist()) == {0, 1}
 
 
-@pytest.mark.parametrize(
-    "sampler", [mr.UniformSampler, mr.PrioritizedSampler, mr.ShuffledSampler]
-)
+@pytest.mark.parametrize("sampler", [mr.UniformSampler, mr.PrioritizedSampler, mr.ShuffledSampler])
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_closing_waits_for_no_draw_of_a_silent_node(run, sampler, prefetch):
-    client = ReplayClient(
-        run, sampler(seed=0), batch_size=8, prefetch=prefetch, lost_s=60.0
-    )
+    client = ReplayClient(run, sampler(seed=0), batch_size=8, prefetch=prefetch, lost_s=60.0)
     next(iter(client))
     run.known[1].state = "silent"
     # The threads wait for it by now.
@@ -219,10 +213,11 @@ def test_closing_sends_the_priorities_of_draws_that_nobody_waits_for(run):
 def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
     run.known.pop().draws.close()
     for sampler in (
-        mr.RankPrioritizedSampler(seed=0), mr.DistinctSampler(seed=0),
+        mr.RankPrioritizedSampler(seed=0),
+        mr.DistinctSampler(seed=0),
         mr.ShuffledSampler(seed=0),
         mr.SequenceSampler(4, mr.RankPrioritizedSampler(seed=0)),
-    ):  # fmt: skip
+    ):
         with ReplayClient(run, sampler, batch_size=8) as client:
             assert len(next(iter(client))) == 8
             assert len(client.stats().rings) == 1
@@ -247,15 +242,17 @@ def test_each_rank_and_seed_draws_other_steps_of_the_one_ring(run, make):
     run.known.pop().draws.close()
 
     def drawn(**options):
-        with ReplayClient(
-            run, make(options.pop("own", 0)), batch_size=8, **options
-        ) as c:
+        with ReplayClient(run, make(options.pop("own", 0)), batch_size=8, **options) as c:
             return [next(iter(c)).positions.tolist() for _ in range(3)]
 
     options = [
-        {}, {"rank": 1, "num_ranks": 3}, {"rank": 2, "num_ranks": 3}, {"seed": 7},
-        {"seed": 7, "rank": 1, "num_ranks": 3}, {"seed": 7, "rank": 2, "num_ranks": 3},
-    ]  # fmt: skip
+        {},
+        {"rank": 1, "num_ranks": 3},
+        {"rank": 2, "num_ranks": 3},
+        {"seed": 7},
+        {"seed": 7, "rank": 1, "num_ranks": 3},
+        {"seed": 7, "rank": 2, "num_ranks": 3},
+    ]
     steps = [drawn(**each) for each in options]
     assert len({str(each) for each in steps}) == len(options)
     assert [drawn(**each) for each in options] == steps
@@ -296,21 +293,23 @@ def test_a_sampler_without_a_seed_takes_none_of_a_client(run, sampler):
     with pytest.raises(SchemaError, match="group"):
         ReplayClient(run, sampler, group="g")
     for options in ({"seed": 3}, {"rank": 1, "num_ranks": 2}):
-        with pytest.raises(
-            SchemaError, match=r"must be left out with Oldest.*whose st"
-        ):
+        with pytest.raises(SchemaError, match=r"must be left out with Oldest.*whose st"):
             ReplayClient(run, sampler, **options)
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
-        mr.RankPrioritizedSampler(), mr.DistinctSampler(), mr.StratifiedSampler(),
-        mr.EpisodeSampler(), mr.MixtureSampler([(mr.UniformSampler(), 1)]),
-        mr.EmphasizeRecentSampler(10), mr.RecentSampler(5, 0.5),
+        mr.RankPrioritizedSampler(),
+        mr.DistinctSampler(),
+        mr.StratifiedSampler(),
+        mr.EpisodeSampler(),
+        mr.MixtureSampler([(mr.UniformSampler(), 1)]),
+        mr.EmphasizeRecentSampler(10),
+        mr.RecentSampler(5, 0.5),
     ],
     ids=lambda sampler: type(sampler).__name__,
-)  # fmt: skip
+)
 def test_other_samplers_are_refused_by_name_over_several_rings(run, sampler):
     name = type(sampler).__name__
     with pytest.raises(SchemaError, match=rf"^{name} draws from one .* has 2 rings"):

@@ -108,9 +108,7 @@ def test_rows_of_other_nodes_are_copied_into_memory_that_is_used_again(two, batc
             assert (batch["number"] == numbers).all()
 
 
-def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(
-    two, monkeypatch
-):
+def test_rows_of_other_nodes_come_with_the_reply_and_not_through_ray_s_store(two, monkeypatch):
     run, _ = two
     sent, send = [], RayShard.send
 
@@ -182,9 +180,7 @@ time.sleep(8)
 
 def test_those_who_use_a_stopped_run_leave_no_error_to_ray(two, cluster, tmp_path):
     run, _ = two
-    mr.ray.thin_ring(
-        run, SCHEMA, 1_000, root=tmp_path / "head", num_envs=2, autoreset="disabled"
-    )
+    mr.ray.thin_ring(run, SCHEMA, 1_000, root=tmp_path / "head", num_envs=2, autoreset="disabled")
     done = subprocess.run(
         [sys.executable, "-c", STOPPED, cluster.address, run],
         capture_output=True,

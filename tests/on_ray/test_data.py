@@ -15,10 +15,7 @@ from tests.waits import WAIT_S  # noqa: E402
 
 SCHEMA = mr.Schema(
     {
-        "observation": {
-            "joints": mr.Field((6,), "float32"),
-            "pixels": mr.Field((8, 8), "uint8"),
-        },
+        "observation": {"joints": mr.Field((6,), "float32"), "pixels": mr.Field((8, 8), "uint8")},
         "action": mr.Field((), "int64"),
         "reward": mr.Field((), "float32"),
         "terminated": mr.Field((), "bool"),
@@ -50,9 +47,7 @@ def fill(ring, seed, steps):
 
 
 def make_ring(path, seed=0, steps=400, envs=3, capacity=1000):
-    ring = mr.ReplayBuffer.create(
-        path, SCHEMA, capacity, num_envs=envs, autoreset="disabled"
-    )
+    ring = mr.ReplayBuffer.create(path, SCHEMA, capacity, num_envs=envs, autoreset="disabled")
     with ring:
         fill(ring, seed, steps)
     return str(path)
@@ -190,9 +185,7 @@ def test_a_ring_with_a_living_writer_is_refused(cluster, rings):
 
 
 def test_rows_that_a_writer_overwrites_are_left_out_and_counted(cluster, tmp_path):
-    ring = mr.ReplayBuffer.create(
-        tmp_path / "live", SCHEMA, 300, num_envs=2, autoreset="disabled"
-    )
+    ring = mr.ReplayBuffer.create(tmp_path / "live", SCHEMA, 300, num_envs=2, autoreset="disabled")
     with ring:
         fill(ring, 0, 300)
         before = legal(tmp_path / "live")
@@ -253,9 +246,12 @@ def test_an_unknown_node_is_refused_with_the_known_ones(cluster, rings):
 def test_a_node_without_a_cpu_is_refused(rings, monkeypatch):
     def node(name, **resources):
         return {
-            "Alive": True, "NodeID": f"id of {name}", "NodeManagerHostname": "host",
-            "Labels": {"mmreplay": name}, "Resources": resources,
-        }  # fmt: skip
+            "Alive": True,
+            "NodeID": f"id of {name}",
+            "NodeManagerHostname": "host",
+            "Labels": {"mmreplay": name},
+            "Resources": resources,
+        }
 
     def ask(node_id, paths, look):
         return [look(path) for path in paths]
@@ -280,9 +276,7 @@ def test_a_path_without_a_ring_is_refused(cluster, tmp_path):
         read(tmp_path / "nothing")
 
 
-def test_one_path_with_other_rings_on_other_nodes_is_refused(
-    cluster, rings, monkeypatch
-):
+def test_one_path_with_other_rings_on_other_nodes_is_refused(cluster, rings, monkeypatch):
     def ask(node_id, paths, look):
         return [look(rings[int(node_id == cluster.node_id("n0"))])]
 
@@ -352,9 +346,7 @@ def test_a_folder_with_rings_is_refused(cluster, rings, tmp_path):
         write(read(rings[0]), tmp_path / "out", SCHEMA)
 
 
-def test_what_is_no_dataset_no_schema_and_no_folder_for_rings_is_refused(
-    cluster, rings, tmp_path
-):
+def test_what_is_no_dataset_no_schema_and_no_folder_for_rings_is_refused(cluster, rings, tmp_path):
     dataset = read(rings[0])
     with pytest.raises(mr.SchemaError, match="dataset must be a ray"):
         write(None, tmp_path / "out", SCHEMA)

@@ -58,10 +58,13 @@ def test_numbers_of_numpy_are_plain_ones(kind):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("np.True_", True), ("np.False_", False), ("np.int8(-3)", -3),
-        ("np.float64(1e-06)", 1e-06), ("np.uint64(18446744073709551615)", 2**64 - 1),
+        ("np.True_", True),
+        ("np.False_", False),
+        ("np.int8(-3)", -3),
+        ("np.float64(1e-06)", 1e-06),
+        ("np.uint64(18446744073709551615)", 2**64 - 1),
     ],
-)  # fmt: skip
+)
 def test_what_numpy_prints_of_a_scalar_is_read(text, expected):
     assert eval(text) == expected
     (got,) = _from_call(ast.parse(f"UniformSampler(block={text})").body[0].value)[
@@ -71,10 +74,7 @@ def test_what_numpy_prints_of_a_scalar_is_read(text, expected):
     assert type(got) is type(expected)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["np.array([1])", "os.system('x')", "np.load('x')", "np.pi"],
-)
+@pytest.mark.parametrize("text", ["np.array([1])", "os.system('x')", "np.load('x')", "np.pi"])
 def test_other_calls_are_not_made(text):
     call = ast.parse(f"UniformSampler(block={text})").body[0].value
     with pytest.raises(ValueError, match=re.escape(text)):
@@ -166,8 +166,7 @@ def test_arrays_travel_as_they_are():
 
 
 def test_the_text_of_arrays_is_short_and_their_own():
-    arrays = [np.zeros(4000), np.zeros((40, 100)), np.zeros(4000, np.float32),
-              np.ones(4000)]  # fmt: skip
+    arrays = [np.zeros(4000), np.zeros((40, 100)), np.zeros(4000, np.float32), np.ones(4000)]
     texts = {text_of({"mean": array}) for array in (*arrays, np.zeros(4000))}
     assert len(texts) == len(arrays)
     assert max(len(text) for text in texts) < 200

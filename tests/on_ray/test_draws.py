@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    FailedError,
-    FullError,
-    LockedError,
-    SchemaError,
-    StarvedError,
-)
+from mmreplay.errors import FailedError, FullError, LockedError, SchemaError, StarvedError
 from mmreplay.format.ray_files import read_epochs
 from mmreplay.ray import draws
 from mmreplay.ray.draws import RingDraws, ShardDraws
@@ -41,8 +35,9 @@ def shard(folders):
 def test_masses_are_of_every_ring(shard):
     uniform = client_of(mr.UniformSampler())
     assert shard.masses(uniform, 0, 0.0) == {
-        "a": [30.0, 30.0, 1.0, 0.0], "b": [70.0, 70.0, 1.0, 0.0],
-    }  # fmt: skip
+        "a": [30.0, 30.0, 1.0, 0.0],
+        "b": [70.0, 70.0, 1.0, 0.0],
+    }
     prioritized = client_of(mr.PrioritizedSampler(1.0, eps=0.5, normalize="buffer"))
     assert shard.masses(prioritized, 0, 0.0)["a"] == pytest.approx([45, 30, 1.5, 1])
 
@@ -87,9 +82,7 @@ def test_rows_that_are_asked_for_are_those_of_the_steps(shard, rng):
 
 
 def test_windows_and_transforms_are_those_of_the_client(tmp_path):
-    schema = mr.Schema(
-        {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
-    )
+    schema = mr.Schema({"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")})
     with mr.ReplayBuffer.create(tmp_path / "w", schema, 40) as buffer:
         ends = np.arange(40) % 10 == 9
         buffer.extend(reward=np.arange(40, dtype=np.float32), terminated=ends)
@@ -293,11 +286,7 @@ def test_a_resize_is_followed(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"name": "x" * 300},
-        {"stops": [30, 30], "counts": [30, 30]},
-        {"counts": [31], "stops": [-1]},
-    ],
+    [{"name": "x" * 300}, {"stops": [30, 30], "counts": [30, 30]}, {"counts": [31], "stops": [-1]}],
     ids=["name", "environments", "numbers"],
 )
 def test_an_epoch_of_a_wrong_state_is_not_stored(shard, folders, wrong):

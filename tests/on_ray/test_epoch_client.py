@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    FailedError,
-    FormatError,
-    SchemaError,
-    StaleError,
-    StarvedError,
-)
+from mmreplay.errors import FailedError, FormatError, SchemaError, StaleError, StarvedError
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
 from mmreplay.ray import draws, requests
 from mmreplay.ray.client import ReplayClient
@@ -48,9 +42,7 @@ def run(tmp_path, request):
 
 def client_of(run, **options):
     options = {"batch_size": 8, **options}
-    return ReplayClient(
-        run, mr.ShuffledSampler(seed=options.pop("order", 0)), **options
-    )
+    return ReplayClient(run, mr.ShuffledSampler(seed=options.pop("order", 0)), **options)
 
 
 def started(thread):
@@ -136,9 +128,7 @@ def test_a_state_of_an_epochs_end_goes_on_with_no_batch_and_then_the_next_epoch(
 ):
     def client():
         sampler = mr.ShuffledSampler(seed=0, drop_last=drop_last)
-        return ReplayClient(
-            run, sampler, batch_size=9, prefetch=prefetch, group="g", **options
-        )
+        return ReplayClient(run, sampler, batch_size=9, prefetch=prefetch, group="g", **options)
 
     with client() as own:
         batches = iter(own)
@@ -225,9 +215,7 @@ def test_a_patience_that_is_no_time_is_refused(run, patience_s):
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_a_sampler_of_one_ring_waits_for_a_shard_that_is_being_restarted(
-    tmp_path, back
-):
+def test_a_sampler_of_one_ring_waits_for_a_shard_that_is_being_restarted(tmp_path, back):
     shard = Shard("s0", {"r": ring(tmp_path / "r", np.arange(9))})
     run = Run(shard, key="s0")
     run.said, shard.state = {"s0": RESTARTING}, "restarting"
@@ -282,9 +270,7 @@ def test_the_next_epoch_is_over_the_ring_that_was_made_again(run, number):
         assert Counter(numbers(client)) == expected
 
 
-def test_an_epoch_whose_ring_was_made_again_in_the_middle_is_a_stale_error(
-    run, monkeypatch
-):
+def test_an_epoch_whose_ring_was_made_again_in_the_middle_is_a_stale_error(run, monkeypatch):
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
     with client_of(run, prefetch=1) as client:
         batches = iter(client)
@@ -353,9 +339,7 @@ def test_an_epoch_lacks_nothing_after_an_error(run, at, prefetch, error):
         assert Counter(numbers(client)) == ALL
 
 
-def test_an_epoch_lacks_nothing_after_a_shard_that_ended_again_and_again(
-    run, monkeypatch
-):
+def test_an_epoch_lacks_nothing_after_a_shard_that_ended_again_and_again(run, monkeypatch):
     monkeypatch.setattr(requests, "MAX_REPEAT_S", 0.1)
     with client_of(run, prefetch=3) as client:
         batches = iter(client)
@@ -378,9 +362,7 @@ def test_an_epoch_lacks_nothing_after_a_shard_that_ended_again_and_again(
         assert numbers(client) == rest
 
 
-def test_starts_that_were_overwritten_count_once_where_an_error_was_met(
-    run, monkeypatch
-):
+def test_starts_that_were_overwritten_count_once_where_an_error_was_met(run, monkeypatch):
     with (
         mr.ReplayBuffer.open(run.known[0].folders["r"], "r+") as writer,
         client_of(run, prefetch=4) as client,

@@ -9,14 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.format.ray_files import FrozenEpoch, read_epochs
-from mmreplay.ray.epochs import (
-    NUM_NAMES,
-    EpochPlan,
-    FrozenEpochs,
-    FrozenRun,
-    at_epoch,
-    frozen_now,
-)
+from mmreplay.ray.epochs import NUM_NAMES, EpochPlan, FrozenEpochs, FrozenRun, at_epoch, frozen_now
 
 SCHEMA = mr.Schema({"n": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
 A, B = "a" * 32, "b" * 32
@@ -127,8 +120,7 @@ def flat(batches):
 def test_each_start_once_and_ranks_disjoint(made, sizes, num_ranks, options):
     rings = made(sizes, capacity=100)
     plans = [
-        EpochPlan(mr.ShuffledSampler(5, **options), rank, num_ranks)
-        for rank in range(num_ranks)
+        EpochPlan(mr.ShuffledSampler(5, **options), rank, num_ranks) for rank in range(num_ranks)
     ]
     for _ in range(2):
         drawn = [flat(go_through(plan, rings, 8)) for plan in plans]

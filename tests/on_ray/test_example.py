@@ -17,9 +17,7 @@ LEARNED = 60
 
 @pytest.mark.slow
 def test_the_example_learns_on_two_nodes_that_it_starts(tmp_path):
-    done = subprocess.run(
-        [sys.executable, EXAMPLE], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     means = [int(mean) for mean in re.findall(r"mean return (\d+)", done.stdout)]
     assert len(means) == 40

@@ -50,9 +50,7 @@ class World:
         return self.now
 
     def at(self, delay, call, *arguments):
-        heapq.heappush(
-            self.events, (self.now + delay, next(self.order), call, arguments)
-        )
+        heapq.heappush(self.events, (self.now + delay, next(self.order), call, arguments))
 
     def delay(self, mean=0.001):
         return float(self.rng.exponential(mean))
@@ -81,9 +79,7 @@ class World:
         arguments = number, name, side, allowance, count, unused, request, sent
         self.at(self.delay(), self.arrive, *arguments)
 
-    def arrive(
-        self, number, name, side, allowance, count, unused, request, sent, ahead=0
-    ):
+    def arrive(self, number, name, side, allowance, count, unused, request, sent, ahead=0):
         grants, granted = self.grants, 0
         if self.now >= self.down_until:
             grants.check(side, allowance.count)
@@ -320,9 +316,7 @@ def test_the_least_error_buffer_never_stalls_and_is_slower():
 
 @pytest.mark.parametrize(("ahead", "per_call"), [(2, 1), (16, 8)])
 @pytest.mark.parametrize("error", [None, (4 * ROWS + ITEMS) / 2])
-def test_batches_drawn_ahead_neither_stall_a_run_nor_bend_the_ratio(
-    ahead, per_call, error
-):
+def test_batches_drawn_ahead_neither_stall_a_run_nor_bend_the_ratio(ahead, per_call, error):
     rule = limiter(error=error, writers=2)
     world = DrawsAhead(rule, 2, 2, 1, ahead=ahead, per_call=per_call)
     world.run(30.0)
@@ -337,15 +331,11 @@ def test_batches_drawn_ahead_neither_stall_a_run_nor_bend_the_ratio(
 
 
 @pytest.mark.parametrize(("ahead", "per_call"), [(2, 1), (8, 4), (16, 8)])
-def test_a_program_that_writes_and_learns_by_turns_does_not_wait_for_itself(
-    ahead, per_call
-):
+def test_a_program_that_writes_and_learns_by_turns_does_not_wait_for_itself(ahead, per_call):
     inserts = []
     for says in (True, False):
         rule = limiter(writers=1, learners=1)
-        world = DrawsAhead(
-            rule, 1, 1, 1, ahead=ahead, per_call=per_call, by_turns=True, says=says
-        )
+        world = DrawsAhead(rule, 1, 1, 1, ahead=ahead, per_call=per_call, by_turns=True, says=says)
         world.run(30.0)
         inserts.append(world.inserts)
     # Were batches that wait for it counted as taken, it would wait for rows that it
@@ -473,9 +463,7 @@ def test_others_are_askers_of_the_other_side_that_live():
 @pytest.mark.parametrize(
     ("rows", "items", "minimum", "full"), [(64, 256, 256, 512), (512, 32, 1040, 2080)]
 )
-def test_an_error_buffer_in_which_both_could_wait_is_refused(
-    rows, items, minimum, full
-):
+def test_an_error_buffer_in_which_both_could_wait_is_refused(rows, items, minimum, full):
     grants = begun(mr.RateLimiter(4.0, 1_000, minimum - 1), 0, 0)
     grants.check("insert", min(rows, 8))
     grants.ask("w", "insert", rows, 0, 1)

@@ -54,8 +54,7 @@ def test_a_program_of_the_page_runs(number, cluster, tmp_path, monkeypatch):
         root = str(tmp_path / "replay")
         with mr.ray.writer("steps", schema, 1000, root=root) as writer:
             writer.extend(
-                observation=np.zeros((500, 4), np.float32),
-                action=np.zeros(500, np.int64),
+                observation=np.zeros((500, 4), np.float32), action=np.zeros(500, np.int64)
             )
     try:
         with contextlib.suppress(Enough):

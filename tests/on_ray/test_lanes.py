@@ -31,9 +31,8 @@ def quick():
 @pytest.fixture
 def lanes(tmp_path):
     create_lanes(
-        tmp_path / "ring", SCHEMA, 400, 4, idle_s=10.0, commit_every=None,
-        autoreset="disabled",
-    )  # fmt: skip
+        tmp_path / "ring", SCHEMA, 400, 4, idle_s=10.0, commit_every=None, autoreset="disabled"
+    )
     lanes = open_lanes(tmp_path / "ring", commit_every=None)
     yield lanes
     lanes.close()
@@ -49,17 +48,22 @@ def columns_of(feed, count):
 
 def test_a_lease_is_the_same_however_often_it_is_asked_for(lanes):
     terms = lanes.lease(A, 2, *DESCRIBED)
-    assert terms == lanes.lease(A, 2, *DESCRIBED) == {
-        "state": "holds", "heads": [0, 0], "committed": [0, 0],
-        "reserve": lanes.ring.metadata.ring.reserve, "autoreset": "disabled",
-        "limiter": None,
-    }  # fmt: skip
+    assert (
+        terms
+        == lanes.lease(A, 2, *DESCRIBED)
+        == {
+            "state": "holds",
+            "heads": [0, 0],
+            "committed": [0, 0],
+            "reserve": lanes.ring.metadata.ring.reserve,
+            "autoreset": "disabled",
+            "limiter": None,
+        }
+    )
     assert lanes.num_free == 2
     assert [lease.env_ids for lease in read_leases(lanes.ring.path).leases] == [(0, 1)]
     assert lanes.lease(B, 1, *DESCRIBED)["heads"] == [0]
-    with pytest.raises(
-        FailedError, match=r"has 1 of 4 environments free, as 2 other writers have"
-    ):
+    with pytest.raises(FailedError, match=r"has 1 of 4 environments free, as 2 other writers have"):
         lanes.lease(C, 2, *DESCRIBED)
     assert lanes.give_back(A) == lanes.give_back(A)
     assert lanes.give_back(A)["state"] == "ended"
@@ -82,12 +86,16 @@ def test_a_block_is_added_where_it_follows_the_heads_and_nowhere_else(lanes):
     assert lanes.extend(A, [3, 3], blocks[1])["heads"] == [6, 6]
     assert lanes.extend(A, [], None)["committed"] == [0, 0]
     assert lanes.extend(A, [6, 6], blocks[2], None, True) == {
-        "state": "holds", "heads": [9, 9], "committed": [9, 9]
-    }  # fmt: skip
+        "state": "holds",
+        "heads": [9, 9],
+        "committed": [9, 9],
+    }
     assert lanes.give_back(A)["heads"] == [9, 9]
     assert lanes.extend(A, [9, 9], blocks[0]) == {
-        "state": "ended", "heads": [9, 9], "committed": [9, 9]
-    }  # fmt: skip
+        "state": "ended",
+        "heads": [9, 9],
+        "committed": [9, 9],
+    }
     assert lanes.ring.heads.tolist() == [9, 9, 0, 0]
     check_rows(lanes.ring.path, {0: feed}, {0: 0}, [0])
 
@@ -122,13 +130,10 @@ def clock():
     return [0.0]
 
 
-def test_silent_writers_lose_their_lanes_to_the_next_and_only_as_many_as_it_needs(
-    tmp_path, clock
-):
+def test_silent_writers_lose_their_lanes_to_the_next_and_only_as_many_as_it_needs(tmp_path, clock):
     create_lanes(
-        tmp_path / "ring", SCHEMA, 400, 3, idle_s=10.0, commit_every=None,
-        autoreset="disabled",
-    )  # fmt: skip
+        tmp_path / "ring", SCHEMA, 400, 3, idle_s=10.0, commit_every=None, autoreset="disabled"
+    )
     with mr.ReplayBuffer.open(
         tmp_path / "ring", "r+", on_resume="continue", commit_every=None
     ) as ring:
@@ -144,9 +149,7 @@ def test_silent_writers_lose_their_lanes_to_the_next_and_only_as_many_as_it_need
         assert lanes.num_free == 2
         terms = lanes.lease(C, 2, *DESCRIBED)
         assert sorted(terms["heads"]) == [0, 3]
-        assert lanes.extend(A, [3], block) == {
-            "state": "ended", "heads": [3], "committed": [3]
-        }  # fmt: skip
+        assert lanes.extend(A, [3], block) == {"state": "ended", "heads": [3], "committed": [3]}
         assert lanes.extend(B, [], None)["state"] == "holds"
         lanes.extend(C, terms["heads"], columns_of(feeds[1], 4))
         clock[0] = 20.0
@@ -167,12 +170,12 @@ def test_a_lease_in_place_of_a_former_one_has_its_lanes_and_begins_episodes(lane
     lanes.extend(C, [2, 2], columns_of(feed, 2))
     leases = read_leases(lanes.ring.path).leases
     assert [(lease.writer, lease.env_ids) for lease in leases] == [
-        (B, (0,)), (A, (1, 2)), (C, (1, 2))
-    ]  # fmt: skip
+        (B, (0,)),
+        (A, (1, 2)),
+        (C, (1, 2)),
+    ]
     flags = lanes.ring.flags([1, 2], [2, 2])
-    assert (
-        flags.tolist() == [mr.episodes.START | mr.episodes.BREAK | mr.episodes.CUT] * 2
-    )
+    assert flags.tolist() == [mr.episodes.START | mr.episodes.BREAK | mr.episodes.CUT] * 2
 
 
 def test_an_end_that_no_row_followed_is_declared_again_after_a_restart(tmp_path):
@@ -196,9 +199,7 @@ def test_an_end_that_no_row_followed_is_declared_again_after_a_restart(tmp_path)
 
 def test_a_ring_of_thin_writers_is_made_once(tmp_path):
     path = tmp_path / "ring"
-    create_lanes(
-        path, SCHEMA, 100, 2, idle_s=5.0, commit_every=None, autoreset="disabled"
-    )
+    create_lanes(path, SCHEMA, 100, 2, idle_s=5.0, commit_every=None, autoreset="disabled")
     lanes = open_lanes(path)
     # Also while its shard has it open.
     create_lanes(path, SCHEMA, 100, 2, idle_s=7.0)
@@ -221,9 +222,7 @@ def test_a_ring_of_thin_writers_is_made_once(tmp_path):
             create_lanes(path, SCHEMA, 100, 2, **given)
     with pytest.raises(SchemaError, match="idle_s must be a finite number above 0"):
         create_lanes(path, SCHEMA, 100, 2, idle_s=0)
-    with mr.ReplayBuffer.create(
-        tmp_path / "own", SCHEMA, 100, commit_every=None
-    ) as own:
+    with mr.ReplayBuffer.create(tmp_path / "own", SCHEMA, 100, commit_every=None) as own:
         own.extend({p: c[:, 0] for p, c in columns_of(Feed(0, 1), 3).items()})
     with pytest.raises(SchemaError, match="own is a ring with a writer of its own"):
         create_lanes(tmp_path / "own", SCHEMA, 100, 1)
@@ -261,13 +260,9 @@ def test_damaged_leases_are_refused_and_the_ring_is_closed(tmp_path):
 
 def test_another_schema_is_refused(lanes):
     other = mr.Schema({"x": mr.Field((), "float32")})
-    with pytest.raises(
-        SchemaError, match=r"another schema: field .* missing here, and"
-    ):
+    with pytest.raises(SchemaError, match=r"another schema: field .* missing here, and"):
         lanes.lease(A, 1, other.to_json(), dict(other.roles))
-    with pytest.raises(
-        SchemaError, match="num_envs must be at most 4, the environments"
-    ):
+    with pytest.raises(SchemaError, match="num_envs must be at most 4, the environments"):
         lanes.lease(A, 5, *DESCRIBED)
     with pytest.raises(SchemaError, match="num_envs must be an integer of at least 1"):
         lanes.lease(A, 0, *DESCRIBED)
@@ -337,9 +332,7 @@ def serve(folder, at, pipe, other):
 
 @pytest.mark.crash
 @pytest.mark.slow
-def test_a_process_that_is_killed_at_any_call_of_the_disk_loses_and_doubles_nothing(
-    tmp_path,
-):
+def test_a_process_that_is_killed_at_any_call_of_the_disk_loses_and_doubles_nothing(tmp_path):
     at = kills = 0
     while True:
         folder = tmp_path / str(at)

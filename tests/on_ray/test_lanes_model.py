@@ -9,20 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.on_ray.thin_support import (
-    SimulatedShard,
-    add_steps,
-    check_rows,
-    make_writer,
-    quietly,
-)
+from tests.on_ray.thin_support import SimulatedShard, add_steps, check_rows, make_writer, quietly
 
 pytestmark = pytest.mark.model
 
@@ -30,9 +19,7 @@ EXAMPLES = int(os.environ.get("MMREPLAY_LANES_EXAMPLES", "30"))
 FAULTS = st.lists(
     st.one_of(
         st.none(),
-        st.sampled_from(
-            ["before", "after", "lost", "late", "late", "deliver", "swapped", "full"]
-        ),
+        st.sampled_from(["before", "after", "lost", "late", "late", "deliver", "swapped", "full"]),
         st.integers(0, 30),
     ),
     max_size=6,
@@ -53,17 +40,17 @@ class LanesMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.writers) < 3)
     @rule(
-        num_envs=st.integers(1, 2), steps=st.integers(1, 9), ahead=st.integers(1, 3),
+        num_envs=st.integers(1, 2),
+        steps=st.integers(1, 9),
+        ahead=st.integers(1, 3),
         keep=st.sampled_from(["published", "committed"]),
-    )  # fmt: skip
+    )
     def come(self, num_envs, steps, ahead, keep):
         number = len(self.feeds)
         made = []
         error = quietly(
             lambda: made.append(
-                make_writer(
-                    self.shard, number, num_envs, steps=steps, ahead=ahead, keep=keep
-                )
+                make_writer(self.shard, number, num_envs, steps=steps, ahead=ahead, keep=keep)
             )
         )
         if error is None:
@@ -71,16 +58,19 @@ class LanesMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.writers)
     @rule(
-        data=st.data(), count=st.integers(1, 20), ends=st.sampled_from([0.0, 0.2, 0.9]),
-        with_final=st.booleans(), blocks=st.booleans(), faults=FAULTS,
-    )  # fmt: skip
+        data=st.data(),
+        count=st.integers(1, 20),
+        ends=st.sampled_from([0.0, 0.2, 0.9]),
+        with_final=st.booleans(),
+        blocks=st.booleans(),
+        faults=FAULTS,
+    )
     def add(self, data, count, ends, with_final, blocks, faults):
         self.shard.plan += faults
         number = data.draw(st.sampled_from(sorted(self.writers)))
         add_steps(
-            self.writers[number], self.feeds[number], self.rng, count, ends,
-            with_final, blocks,
-        )  # fmt: skip
+            self.writers[number], self.feeds[number], self.rng, count, ends, with_final, blocks
+        )
 
     @precondition(lambda self: self.writers)
     @rule(data=st.data(), faults=FAULTS)
@@ -154,10 +144,7 @@ class LanesMachine(RuleBasedStateMachine):
             assert not writer._blocks
             if writer._keep == "committed":
                 assert not lost[number]
-        check_rows(
-            shard.folder, self.feeds, lost, self.ended,
-            all_alive=self.capacity == 4000,
-        )  # fmt: skip
+        check_rows(shard.folder, self.feeds, lost, self.ended, all_alive=self.capacity == 4000)
 
 
 class SmallLanesMachine(LanesMachine):
@@ -167,11 +154,13 @@ class SmallLanesMachine(LanesMachine):
 
 
 CHOSEN = settings(
-    max_examples=EXAMPLES, stateful_step_count=30, deadline=None,
+    max_examples=EXAMPLES,
+    stateful_step_count=30,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
     # To shrink a failure takes minutes.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)  # fmt: skip
+)
 TestLanes = LanesMachine.TestCase
 TestLanes.settings = CHOSEN
 TestSmallLanes = SmallLanesMachine.TestCase

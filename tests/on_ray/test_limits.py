@@ -25,10 +25,12 @@ from tests.on_ray.rows import SCHEMA, block, check  # noqa: E402
 from tests.waits import WAIT_S, until  # noqa: E402
 
 BOUND = {
-    "samples_per_insert": 4.0, "min_size": 500, "error_buffer": 3_000.0,
+    "samples_per_insert": 4.0,
+    "min_size": 500,
+    "error_buffer": 3_000.0,
     # A learner may take long to start.
     "patience": WAIT_S,
-}  # fmt: skip
+}
 
 
 class Steady:
@@ -87,18 +89,15 @@ class SteadyThin(Steady):
 
 def make_thin_ring(run, root, limiter):
     mr.ray.thin_ring(
-        run, SCHEMA, 100_000, root=root, num_envs=4, limiter=limiter,
-        autoreset="disabled",
-    )  # fmt: skip
+        run, SCHEMA, 100_000, root=root, num_envs=4, limiter=limiter, autoreset="disabled"
+    )
 
 
 class Learner:
     """An actor that draws in a thread, as fast as the limiter allows."""
 
     def __init__(self, run, batch_size):
-        self.client = mr.ray.ReplayClient(
-            run, mr.UniformSampler(seed=0), batch_size=batch_size
-        )
+        self.client = mr.ray.ReplayClient(run, mr.UniformSampler(seed=0), batch_size=batch_size)
         self.drawn, self.error, self.stopped = 0, None, False
         self.thread = threading.Thread(target=self.learn, daemon=True)
         self.thread.start()
@@ -167,9 +166,7 @@ def test_four_writers_and_two_learners_keep_the_ratio_over_kills(run_name, tmp_p
     # Rows under way at the kills, and batches that were drawn ahead.
     assert worst <= 3_000 + 4 * 64 * 4 + 2 * 3 * 64
     inserts, samples, _ = counts_of(run_name)
-    assert samples / (inserts - 500) == pytest.approx(
-        4.0, abs=(worst + 512) / (inserts - 500)
-    )
+    assert samples / (inserts - 500) == pytest.approx(4.0, abs=(worst + 512) / (inserts - 500))
     for each in (*writers, *learners):
         assert ask(each, "facts")[1] is None
         ask(each, "stop")
@@ -239,9 +236,7 @@ def test_one_program_writes_and_draws_by_turns(run_name, tmp_path, per_call):
         except Exception as error:
             errors.append(error)
 
-    with mr.ray.writer(
-        run_name, SCHEMA, 10_000, root=tmp_path, limiter=limiter
-    ) as writer:
+    with mr.ray.writer(run_name, SCHEMA, 10_000, root=tmp_path, limiter=limiter) as writer:
         thread = threading.Thread(target=turns, args=(writer,), daemon=True)
         thread.start()
         until(lambda: not thread.is_alive())
@@ -293,16 +288,12 @@ def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
     limiter = mr.RateLimiter(4.0, 100, 200.0)
     with pytest.raises(SchemaError, match="limiter of a run must be a RateLimiter"):
         mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=mr.RateCounter())
-    with mr.ray.writer(
-        run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter
-    ) as writer:
+    with mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter) as writer:
         other = mr.RateLimiter(5.0, 100, 400.0)
         with pytest.raises(SchemaError, match="everywhere in the run, got"):
             mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=other)
         # The refused writer left no ring, and no bound in a ring without one.
-        assert {each.name for each in (tmp_path / run_name).glob("ring-*")} == {
-            "ring-000"
-        }
+        assert {each.name for each in (tmp_path / run_name).glob("ring-*")} == {"ring-000"}
         mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path).close()
         with pytest.raises(SchemaError, match="everywhere in the run, got"):
             mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=other)
@@ -310,15 +301,11 @@ def test_what_does_not_fit_the_limiter_of_a_run_is_refused(run_name, tmp_path):
         with pytest.raises(SchemaError, match="at least 256 where 64 rows and 256"):
             mr.ray.ReplayClient(run_name, mr.UniformSampler(), batch_size=256)
         writer.extend(block(0, 0, 100))
-        with mr.ray.ReplayClient(
-            run_name, mr.UniformSampler(seed=0), batch_size=16
-        ) as client:
+        with mr.ray.ReplayClient(run_name, mr.UniformSampler(seed=0), batch_size=16) as client:
             check(next(iter(client)))
 
 
-def test_a_first_writer_whose_limiter_is_refused_leaves_nothing(
-    run_name, tmp_path, monkeypatch
-):
+def test_a_first_writer_whose_limiter_is_refused_leaves_nothing(run_name, tmp_path, monkeypatch):
     def write(run, limiter, **more):
         return mr.ray.writer(run, SCHEMA, 1_000, root=tmp_path, limiter=limiter, **more)
 
@@ -355,9 +342,7 @@ def test_a_first_writer_whose_limiter_is_refused_leaves_nothing(
 
 def test_a_writer_alone_gets_an_error_and_goes_on_with_a_client(run_name, tmp_path):
     limiter = mr.RateLimiter(1.0, 50, 100.0, patience=5.0)
-    with mr.ray.writer(
-        run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter
-    ) as writer:
+    with mr.ray.writer(run_name, SCHEMA, 1_000, root=tmp_path, limiter=limiter) as writer:
         # Each call goes on while one more row is granted.
 
         def write():
@@ -369,9 +354,7 @@ def test_a_writer_alone_gets_an_error_and_goes_on_with_a_client(run_name, tmp_pa
         written = len(writer.buffer)
         assert 150 - 64 <= written <= 150 + 10
         assert writer.buffer.limit.counts().inserts == written
-        with mr.ray.ReplayClient(
-            run_name, mr.UniformSampler(seed=0), batch_size=16
-        ) as client:
+        with mr.ray.ReplayClient(run_name, mr.UniformSampler(seed=0), batch_size=16) as client:
             batches = iter(client)
             for _ in range(4):
                 check(next(batches))
@@ -409,9 +392,7 @@ def test_draws_of_a_ring_count_once_its_writer_brings_a_limiter(tmp_path):
     own, client = Shard("run", str(tmp_path), "key"), client_of(mr.UniformSampler())
     request = request_to_bytes({}, wanted_of({"ring": np.full(16, 0.5)}), 0.0)
     own.exchange(client_to_bytes(client), *request)
-    with mr.ReplayBuffer.open(
-        folder, "r+", limiter=RingCounter(mr.RateLimiter(4.0, 1, math.inf))
-    ):
+    with mr.ReplayBuffer.open(folder, "r+", limiter=RingCounter(mr.RateLimiter(4.0, 1, math.inf))):
         own.masses(client, 0, 0.0)
         own.exchange(client_to_bytes(client), *request)
     assert own.counts()["counts"] == [60, 16, 60]

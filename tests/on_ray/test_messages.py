@@ -49,8 +49,7 @@ def test_columns_are_joined_and_aligned(count):
 
 
 @pytest.mark.parametrize(
-    "transforms",
-    [(), (mr.Normalize({"n": np.arange(3.0)}, {"n": np.ones(3, np.float32)}),)],
+    "transforms", [(), (mr.Normalize({"n": np.arange(3.0)}, {"n": np.ones(3, np.float32)}),)]
 )
 def test_a_client_is_the_same_each_time(transforms):
     client = client_of(mr.SequenceSampler(3, mr.PrioritizedSampler(0.5)), transforms)
@@ -118,23 +117,32 @@ def draw_of(rng, count, **more):
         "env_ids": np.zeros(count, np.int64),
         "positions": rng.integers(0, 1 << 62, count),
         "probabilities": rng.random(count),
-        "windows": None, "mask": None, "is_first": None, "first_only": [], **more,
-    }  # fmt: skip
+        "windows": None,
+        "mask": None,
+        "is_first": None,
+        "first_only": [],
+        **more,
+    }
 
 
 def test_a_reply_has_draws_with_windows_and_without(rng):
     windows = {
-        "windows": rng.integers(0, 9, (2, 3)), "mask": np.ones((2, 3), bool),
-        "is_first": None, "first_only": ["a/b"], "bfloat16": ["c"],
-    }  # fmt: skip
+        "windows": rng.integers(0, 9, (2, 3)),
+        "mask": np.ones((2, 3), bool),
+        "is_first": None,
+        "first_only": ["a/b"],
+        "bfloat16": ["c"],
+    }
     reply = {
         "masses": {"a": [0.1 + 0.2, 3.0, float("inf"), 1e-300], "z": [0.0] * 4},
         "draws": {
-            "a": draw_of(rng, 4), "none": None, "w": draw_of(rng, 2, **windows),
+            "a": draw_of(rng, 4),
+            "none": None,
+            "w": draw_of(rng, 2, **windows),
             "empty": draw_of(rng, 0),
         },
         "dropped": 5,
-    }  # fmt: skip
+    }
     assert equal(reply_from_bytes(reply_to_bytes(reply)), reply)
     nothing = {"masses": {}, "draws": {}, "dropped": 0}
     assert equal(reply_from_bytes(reply_to_bytes(nothing)), nothing)

@@ -48,9 +48,8 @@ class WritesText(Writes):
     def __init__(self, run, root, number, notes, engine):
         self.number = number
         self.writer = mr.ray.writer(
-            run, TEXT, CAPACITY, root=root, name=engine, engine=engine,
-            heap_bytes="256 KiB",
-        )  # fmt: skip
+            run, TEXT, CAPACITY, root=root, name=engine, engine=engine, heap_bytes="256 KiB"
+        )
         super(Writes, self).__init__(notes)
 
     def work(self):
@@ -103,10 +102,7 @@ class Drawing:
         until(
             lambda: (
                 self.error
-                or all(
-                    self.counts.get(each, 0) > before.get(each, 0) + 5
-                    for each in writers
-                )
+                or all(self.counts.get(each, 0) > before.get(each, 0) + 5 for each in writers)
             )
         )
         assert self.error is None
@@ -136,9 +132,7 @@ def test_killed_writers_of_rings_that_lap_lose_no_published_row(
     def begin(engine):
         label, number = places[engine]
         notes = str(tmp_path / f"{engine}.note")
-        return start(
-            WritesText, label, run_name, str(tmp_path / label), number, notes, engine
-        )
+        return start(WritesText, label, run_name, str(tmp_path / label), number, notes, engine)
 
     writers = {engine: begin(engine) for engine in engines}
     for engine in engines:
@@ -171,9 +165,7 @@ def test_killed_writers_of_rings_that_lap_lose_no_published_row(
         assert mr.verify_buffer(tmp_path / label / run_name / engine).ok
 
 
-def test_a_raylet_that_is_stopped_for_a_minute_and_for_longer(
-    run_name, tmp_path, cluster, drawing
-):
+def test_a_raylet_that_is_stopped_for_a_minute_and_for_longer(run_name, tmp_path, cluster, drawing):
     """As a node that is cut off: its processes live, and nothing hears of it."""
     notes = [tmp_path / f"{k}.note" for k in range(2)]
 
@@ -284,16 +276,11 @@ def test_without_its_head_a_cluster_ends_and_the_next_one_goes_on_with_the_folde
         "RAY_gcs_rpc_server_reconnect_timeout_s": "8",
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
-    code = (
-        "import sys; from tests.on_ray.test_outages import a_cluster; "
-        "a_cluster(sys.argv[1])"
-    )
+    code = "import sys; from tests.on_ray.test_outages import a_cluster; a_cluster(sys.argv[1])"
     heads = []
     for turn in range(2):
         (tmp_path / "pids").unlink(missing_ok=True)
-        learner = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)], env=environ
-        )
+        learner = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environ)
         until(lambda: learner.poll() is not None or (tmp_path / "pids").exists())  # noqa: B023
         pids = json.loads((tmp_path / "pids").read_text())
         for pid in pids.pop("head"):

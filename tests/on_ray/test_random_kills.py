@@ -48,9 +48,7 @@ THIN = 100
 BATCHES = 8
 """More than are drawn ahead: so many after a kill were asked for since."""
 NOTE = struct.Struct("<qd")
-KINDS = {
-    "shard": 8, "writer": 6, "thin writer": 4, "learner": 3, "registry": 2, "raylet": 1,
-}  # fmt: skip
+KINDS = {"shard": 8, "writer": 6, "thin writer": 4, "learner": 3, "registry": 2, "raylet": 1}
 """What is killed, and how often each."""
 PAIRS = 0.2
 """Share of the strikes that kill two."""
@@ -110,9 +108,7 @@ class WritesThin(Noting):
         stop = time.monotonic() + 60.0
         while True:
             try:
-                self.writer = mr.ray.thin_writer(
-                    run, SCHEMA, steps=THIN_STEPS, timeout_s=120.0
-                )
+                self.writer = mr.ray.thin_writer(run, SCHEMA, steps=THIN_STEPS, timeout_s=120.0)
                 break
             except FailedError:
                 # Those that were killed have all environments for a while.
@@ -137,13 +133,7 @@ class WritesThin(Noting):
 def make_thin_ring(run, root):
     """Make the ring of thin writers of the node that this runs on."""
     mr.ray.thin_ring(
-        run,
-        SCHEMA,
-        CAPACITY,
-        root=root,
-        num_envs=THIN_ENVS,
-        idle_s=IDLE_S,
-        autoreset="disabled",
+        run, SCHEMA, CAPACITY, root=root, num_envs=THIN_ENVS, idle_s=IDLE_S, autoreset="disabled"
     )
 
 

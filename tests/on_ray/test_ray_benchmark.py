@@ -12,10 +12,7 @@ pytest.importorskip("ray.rllib", reason="RLlib is not installed: see make ray")
 from tools.bench import bench_ray, ray_runs
 from tools.bench.turns import OURS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]
 
 
 PEERS = {"torchrl"} if find_spec("torchrl") else set()

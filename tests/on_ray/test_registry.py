@@ -111,8 +111,10 @@ def test_a_restarted_registry_knows_the_nodes_that_are_away(nodes):
     registry = Registry("run")
     members = registry.members()
     assert {key: each["alive"] for key, each in members.items()} == {
-        "a": False, "b": False, "c": False,
-    }  # fmt: skip
+        "a": False,
+        "b": False,
+        "c": False,
+    }
     assert members["b"]["root"] == str(nodes.folder / "b")
     # The host of one is back, as another node.
     nodes.alive.append(Node("another id", "b", None))
@@ -313,9 +315,7 @@ def granted_items(registry, limit):
     return limit
 
 
-def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(
-    nodes, monkeypatch
-):
+def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(nodes, monkeypatch):
     monkeypatch.setattr(registry_module, "SILENT_S", 0.0)
     registry = Registry("run")
     for name in ("a", "b"):
@@ -332,9 +332,7 @@ def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(
     assert nodes.stored["run"]["counts"]["b"] == [2000, 8600, 2000]
 
 
-def test_what_rings_count_is_stored_once_a_second_and_when_a_node_is_gone(
-    nodes, monkeypatch
-):
+def test_what_rings_count_is_stored_once_a_second_and_when_a_node_is_gone(nodes, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
     registry = Registry("run")

@@ -47,9 +47,7 @@ def test_a_ring_is_opened_again_only_by_what_it_was_made_with(tmp_path):
         ({"chunk_crc32c": True}, {"chunk_crc32c": False}, "chunk_crc32c must be True"),
     ],
 )
-def test_a_ring_is_opened_again_with_all_that_it_was_made_with(
-    tmp_path, create, other, message
-):
+def test_a_ring_is_opened_again_with_all_that_it_was_made_with(tmp_path, create, other, message):
     """And where such an argument is left out."""
     fields = {**SCHEMA.fields, "text": mr.Field.text(40)}
     schema = mr.Schema(fields)
@@ -100,9 +98,7 @@ def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
     assert len(list((tmp_path / "run").iterdir())) == 2
 
 
-def test_a_ring_that_an_ending_shard_still_has_open_is_removed(
-    refusing, tmp_path, monkeypatch
-):
+def test_a_ring_that_an_ending_shard_still_has_open_is_removed(refusing, tmp_path, monkeypatch):
     ring, refused = tmp_path / "run" / "thin", cluster.start_registry("run").call
     threads = []
 

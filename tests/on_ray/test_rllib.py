@@ -21,9 +21,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig as PlainSACConfig
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.replay_buffers.utils import (
-    update_priorities_in_episode_replay_buffer,
-)
+from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
 
 import mmreplay as mr
 from mmreplay.ray.rllib import (
@@ -93,9 +91,7 @@ class Episodes:
             left = episode["length"] - episode["sent"]
             count = min(left, int(self.rng.integers(1, max_steps + 1)))
             done = episode["end"] if count == left else None
-            chunks.append(
-                chunk(episode["id"], episode, episode["sent"], count, done, self.numpy)
-            )
+            chunks.append(chunk(episode["id"], episode, episode["sent"], count, done, self.numpy))
             episode["sent"] += count
             if done:
                 self.done.append(episode)
@@ -139,9 +135,15 @@ def check_drawn(episodes, transitions):
 
 def draw(buffer, count, n_step=1, beta=0.4):
     return buffer.sample(
-        num_items=count, n_step=n_step, gamma=GAMMA, beta=beta, sample_episodes=True,
-        batch_length_T=0, lookback=0, min_batch_length_T=0,
-    )  # fmt: skip
+        num_items=count,
+        n_step=n_step,
+        gamma=GAMMA,
+        beta=beta,
+        sample_episodes=True,
+        batch_length_T=0,
+        lookback=0,
+        min_batch_length_T=0,
+    )
 
 
 def actions(episodes):
@@ -151,9 +153,7 @@ def actions(episodes):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(("num_envs", "numpy"), [(3, True), (7, False), (1, True)])
-def test_what_is_drawn_are_the_transitions_of_the_episodes(
-    kind, n_step, num_envs, numpy, tmp_path
-):
+def test_what_is_drawn_are_the_transitions_of_the_episodes(kind, n_step, num_envs, numpy, tmp_path):
     played = Episodes(0, min(3, num_envs), numpy)
     buffer = kind(5000, path=tmp_path / "ring", num_envs=num_envs, seed=0)
     for _ in range(80):
@@ -177,9 +177,7 @@ def test_a_range_of_steps_draws_each_number(tmp_path):
     seen = set()
     for episode in draw(buffer, 600, (1, 4)):
         steps = int(episode.get_extra_model_outputs("n_step", 0))
-        fitting = [
-            n for n in by_steps if by_steps[n][int(episode.get_actions(0))][5] == steps
-        ]
+        fitting = [n for n in by_steps if by_steps[n][int(episode.get_actions(0))][5] == steps]
         if episode.is_terminated:
             continue
         check_drawn([episode], by_steps[fitting[0]])
@@ -238,9 +236,13 @@ def test_nested_observations_and_actions_come_back_nested(tmp_path):
     ]
     moves = [{"arm": rng.random(2), "grip": int(rng.integers(2))} for _ in range(10)]
     episode = SingleAgentEpisode(
-        id_="a", observations=steps, actions=moves, rewards=list(range(10)),
-        terminated=True, len_lookback_buffer=0,
-    )  # fmt: skip
+        id_="a",
+        observations=steps,
+        actions=moves,
+        rewards=list(range(10)),
+        terminated=True,
+        len_lookback_buffer=0,
+    )
     buffer = RingEpisodeReplayBuffer(100, path=tmp_path / "ring", num_envs=1, seed=0)
     buffer.add(episode)
     for drawn in draw(buffer, 50):
@@ -287,8 +289,7 @@ def test_priorities_decide_what_is_drawn_and_weights_make_up_for_it(tmp_path):
         drawn = draw(buffer, 64)
         errors = [-priority[int(e.get_actions(0))] for e in drawn]
         update_priorities_in_episode_replay_buffer(
-            replay_buffer=buffer,
-            td_errors={"default_policy": {"td_error": np.array(errors)}},
+            replay_buffer=buffer, td_errors={"default_policy": {"td_error": np.array(errors)}}
         )
     mass = {action: p**0.5 for action, p in priority.items()}
     total, least = sum(mass.values()), min(mass.values())
@@ -328,8 +329,11 @@ def test_a_killed_process_leaves_steps_and_priorities(tmp_path):
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     steps = int(done.stdout.split()[-1])
     buffer = PrioritizedRingEpisodeReplayBuffer(
@@ -389,11 +393,13 @@ def test_episodes_of_several_agents_are_refused(tmp_path):
 def test_a_ring_that_was_recorded_is_refused_before_it_changes(autoreset, tmp_path):
     schema = mr.Schema(
         {
-            "observation": mr.Field((4,), "float32"), "action": mr.Field((), "int64"),
-            "reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool"),
+            "observation": mr.Field((4,), "float32"),
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
             "truncated": mr.Field((), "bool"),
         }
-    )  # fmt: skip
+    )
     path = tmp_path / "ring"
     mr.ReplayBuffer.create(path, schema, 50, autoreset=autoreset).close()
     before = {each.name: each.stat().st_mtime_ns for each in path.iterdir()}
@@ -529,9 +535,12 @@ def test_dqn_that_is_killed_goes_on_with_every_step(cluster, tmp_path):
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         env=os.environ | {"RAY_ADDRESS": cluster.address},
-    )  # fmt: skip
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     steps = int(done.stdout.split()[-1])
     algorithm = Algorithm.from_checkpoint(str(tmp_path / "checkpoint"))
@@ -546,16 +555,17 @@ def record(path, env_id, steps=300):
     env = gym.make_vec(env_id, num_envs=2)
     observation, _ = env.reset(seed=0)
     env.action_space.seed(0)
-    with mr.ReplayBuffer.create(
-        path, mr.Schema.from_env(env), steps + 100, num_envs=2
-    ) as ring:
+    with mr.ReplayBuffer.create(path, mr.Schema.from_env(env), steps + 100, num_envs=2) as ring:
         for _ in range(steps):
             action = env.action_space.sample()
             following, reward, terminated, truncated, _ = env.step(action)
             ring.add(
-                observation=observation, action=action, reward=reward,
-                terminated=terminated, truncated=truncated,
-            )  # fmt: skip
+                observation=observation,
+                action=action,
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+            )
             observation = following
     env.close()
 
@@ -564,9 +574,7 @@ def offline(config, env_id, path):
     env = gym.make(env_id)
     return (
         config.environment(
-            env_id,
-            observation_space=env.observation_space,
-            action_space=env.action_space,
+            env_id, observation_space=env.observation_space, action_space=env.action_space
         )
         .env_runners(num_env_runners=0)
         .learners(num_learners=0)
@@ -591,8 +599,14 @@ def test_offline_rows_are_those_of_the_ring(cluster, tmp_path):
         batch = ring.take(env_ids, positions)
         begins = view.locate(env_ids, positions)[0]
     assert set(rows) == {
-        "obs", "actions", "rewards", "new_obs", "terminateds", "truncateds", "eps_id",
-    }  # fmt: skip
+        "obs",
+        "actions",
+        "rewards",
+        "new_obs",
+        "terminateds",
+        "truncateds",
+        "eps_id",
+    }
     assert len(rows) == count
     order = np.lexsort([positions, env_ids])
     got = rows.sort_values("eps_id", kind="stable")
@@ -619,10 +633,7 @@ def test_episodes_of_rings_of_other_numbers_of_environments_have_other_ids(tmp_p
         ) as ring:
             for _ in range(4):
                 ring.add(
-                    {
-                        path: np.zeros(num_envs, field.numpy)
-                        for path, field in schema.fields.items()
-                    }
+                    {path: np.zeros(num_envs, field.numpy) for path, field in schema.fields.items()}
                 )
     source = RLlibDatasource([tmp_path / name for name in "abc"])
     ids = [
@@ -636,11 +647,7 @@ def test_episodes_of_rings_of_other_numbers_of_environments_have_other_ids(tmp_p
 def test_without_gymnasium_the_import_says_what_to_install():
     code = "import sys; sys.modules['gymnasium'] = None; import mmreplay.ray.rllib"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert "needs RLlib, which is not installed" in done.stderr
     assert "pip install 'mmreplay[rllib]'" in done.stderr

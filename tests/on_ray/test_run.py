@@ -40,9 +40,7 @@ def test_a_writer_on_each_node_makes_a_run_of_two_shards(run_name, tmp_path):
         check(ring.gather_all())
 
 
-def test_shards_run_on_the_nodes_of_their_rings_and_share_one_folder(
-    run_name, tmp_path, cluster
-):
+def test_shards_run_on_the_nodes_of_their_rings_and_share_one_folder(run_name, tmp_path, cluster):
     pair = [writing("n1", run_name, str(tmp_path), number) for number in range(2)]
     assert {ask(writer, "path") for writer in pair} == {
         str(tmp_path / run_name / "ring-000"),
@@ -60,12 +58,8 @@ def test_shards_run_on_the_nodes_of_their_rings_and_share_one_folder(
     assert ask(again, "path") == ask(pair[0], "path")
 
 
-def test_a_driver_on_the_head_writes_and_a_block_is_seen_by_its_shard(
-    run_name, tmp_path
-):
-    with mr.ray.writer(
-        run_name, SCHEMA, 100, root=tmp_path, name="mine", num_envs=1
-    ) as writer:
+def test_a_driver_on_the_head_writes_and_a_block_is_seen_by_its_shard(run_name, tmp_path):
+    with mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path, name="mine", num_envs=1) as writer:
         writer.add(number=0, writer=0, crc=0, terminated=False, truncated=False)
         (ring,) = mr.ray.status(run_name).shards[0].rings
         assert (ring.name, ring.rows, ring.writer) == ("mine", 1, os.getpid())

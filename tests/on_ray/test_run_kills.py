@@ -10,20 +10,11 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from ray.util.scheduling_strategies import (  # noqa: E402
-    NodeAffinitySchedulingStrategy,
-)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
-from tests.on_ray.actors import (  # noqa: E402
-    ask,
-    ended,
-    kill,
-    registry,
-    shard,
-    writing,
-)
+from tests.on_ray.actors import ask, ended, kill, registry, shard, writing  # noqa: E402
 from tests.on_ray.rows import check  # noqa: E402
 from tests.waits import WAIT_S, until  # noqa: E402
 
@@ -107,14 +98,10 @@ def test_a_killed_registry_knows_the_members_again(run_name, tmp_path):
     assert after.steps == before.steps == 100
     # And refuses other schemas as before.
     with pytest.raises(mr.SchemaError, match="has another schema"):
-        mr.ray.writer(
-            run_name, mr.Schema({"x": mr.Field((), "int8")}), 10, root=tmp_path
-        )
+        mr.ray.writer(run_name, mr.Schema({"x": mr.Field((), "int8")}), 10, root=tmp_path)
 
 
-def test_a_node_that_is_back_has_its_shard_back_by_its_label(
-    run_name, tmp_path, cluster
-):
+def test_a_node_that_is_back_has_its_shard_back_by_its_label(run_name, tmp_path, cluster):
     writer = writing("n1", run_name, str(tmp_path))
     assert ask(writer, "add", 200) == 200
     remote = shard(run_name, "n1")
@@ -173,9 +160,7 @@ def test_a_killed_raylet_takes_its_shard_along_which_is_back_with_the_node(
 
 
 @pytest.mark.slow
-def test_a_shard_without_a_label_is_made_again_by_the_registry(
-    run_name, tmp_path, cluster
-):
+def test_a_shard_without_a_label_is_made_again_by_the_registry(run_name, tmp_path, cluster):
     host = socket.gethostname()
     node = cluster.add(None)
     selector = {"resources": {"unlabelled": 0.001}}
@@ -223,9 +208,7 @@ def test_a_restarted_registry_knows_a_node_without_a_label_that_is_away(
 
 
 @pytest.mark.slow
-def test_a_node_without_a_label_that_is_back_at_once_takes_its_writer(
-    run_name, tmp_path, cluster
-):
+def test_a_node_without_a_label_that_is_back_at_once_takes_its_writer(run_name, tmp_path, cluster):
     selector = {"resources": {"unlabelled": 0.001}}
     node = cluster.add(None)
     writer = writing(None, run_name, str(tmp_path), selector=selector)

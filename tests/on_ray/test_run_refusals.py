@@ -35,9 +35,7 @@ def test_without_ray_the_import_says_what_to_install():
 
 @pytest.mark.parametrize("command", ["status", "stop"])
 def test_without_ray_the_commands_say_what_to_install(command):
-    done = python(
-        WITHOUT_RAY + f"from mmreplay.cli import main; main(['ray', '{command}', 'r'])"
-    )
+    done = python(WITHOUT_RAY + f"from mmreplay.cli import main; main(['ray', '{command}', 'r'])")
     assert done.returncode == 1
     assert done.stderr == (
         "mmreplay: mmreplay.ray needs Ray, which is not installed. Run: pip install "
@@ -48,16 +46,13 @@ def test_without_ray_the_commands_say_what_to_install(command):
 @pytest.mark.parametrize("version", ["2.9.3", "2.55.0", "2.61.0", "3.0.0", "2"])
 def test_another_version_of_ray_is_refused(version):
     done = python(
-        OLD_RAY.format(version)
-        + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"
+        OLD_RAY.format(version) + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"
     )
     assert done.returncode == 1
     assert f"mmreplay.ray needs Ray 2.55.1 to 2.60, got {version}." in done.stderr
 
 
-@pytest.mark.parametrize(
-    "version", ["2.55.1", "2.56.0", "2.60.0", "2.60.7", "2.60.0rc1"]
-)
+@pytest.mark.parametrize("version", ["2.55.1", "2.56.0", "2.60.0", "2.60.7", "2.60.0rc1"])
 def test_versions_of_ray_within_the_range_are_imported(version):
     done = python(OLD_RAY.format(version) + "import mmreplay.ray")
     assert (done.returncode, done.stderr) == (0, "")
@@ -108,9 +103,7 @@ def test_an_unknown_run_is_refused_with_those_that_exist(run_name, tmp_path):
 
     mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path).close()
     for call in (mr.ray.status, mr.ray.stop):
-        with pytest.raises(
-            mr.SchemaError, match=f"no run 'other'. There are .*'{run_name}'"
-        ):
+        with pytest.raises(mr.SchemaError, match=f"no run 'other'. There are .*'{run_name}'"):
             call("other")
 
 
@@ -149,9 +142,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "match"), REFUSED)
-def test_a_writer_that_is_refused_begins_no_run(
-    run_name, tmp_path, arguments, error, match
-):
+def test_a_writer_that_is_refused_begins_no_run(run_name, tmp_path, arguments, error, match):
     from mmreplay.ray import cluster
     from tests.on_ray.rows import SCHEMA
 
@@ -191,8 +182,7 @@ def test_a_run_has_one_schema_and_nothing_is_made_of_another(run_name, tmp_path)
     mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path).close()
     other = mr.Schema({**SCHEMA.fields, "number": mr.Field((), "int32")})
     with pytest.raises(
-        mr.SchemaError,
-        match=rf"the run '{run_name}' has another schema: field 'number' is .*int32",
+        mr.SchemaError, match=rf"the run '{run_name}' has another schema: field 'number' is .*int32"
     ):
         mr.ray.writer(run_name, other, 100, root=tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
@@ -204,9 +194,7 @@ def test_a_node_has_one_root_in_a_run(run_name, tmp_path):
     from tests.on_ray.rows import SCHEMA
 
     mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "a").close()
-    with pytest.raises(
-        mr.SchemaError, match=rf"root must be '{tmp_path}/a' on the node 'head'"
-    ):
+    with pytest.raises(mr.SchemaError, match=rf"root must be '{tmp_path}/a' on the node 'head'"):
         mr.ray.writer(run_name, SCHEMA, 100, root=tmp_path / "b")
     with pytest.raises(mr.SchemaError, match=rf"root must be '{tmp_path}/a' on"):
         mr.ray.thin_ring(run_name, SCHEMA, 100, root=tmp_path / "b", num_envs=1)

@@ -47,32 +47,30 @@ def test_a_run_is_stopped_registry_first_with_the_shards_that_it_made_last(monke
     monkeypatch.setattr(run_status, "Remote", Remote)
     run_status.stop("run")
     assert ended == [
-        "mmreplay/run", "stop mmreplay/run/a", "stop mmreplay/run/b",
-        "mmreplay/run/a", "mmreplay/run/b", "forget",
-    ]  # fmt: skip
+        "mmreplay/run",
+        "stop mmreplay/run/a",
+        "stop mmreplay/run/b",
+        "mmreplay/run/a",
+        "mmreplay/run/b",
+        "forget",
+    ]
 
 
-def test_the_page_shows_the_rings_of_this_node_whatever_its_shard_is_called(
-    monkeypatch, capsys
-):
+def test_the_page_shows_the_rings_of_this_node_whatever_its_shard_is_called(monkeypatch, capsys):
     from mmreplay.cli.view import rings_here
 
     def shard_status(key, node_id):
         ring = run_status.RingStatus(
             "ring-000", f"/data/{key}", 100, 1, 60, 60, (60,), None, None, None, {}
         )
-        return run_status.ShardStatus(
-            key, "host", "/data", 1, True, None, (ring,), node_id
-        )
+        return run_status.ShardStatus(key, "host", "/data", 1, True, None, (ring,), node_id)
 
     shards = (shard_status("disk-7", "here"), shard_status("host", "there"))
     status = run_status.RunStatus("run", shards)
     monkeypatch.setattr(mr.ray, "status", lambda run: status)
     monkeypatch.setattr(cluster, "connected", nullcontext)
     # Another node of the same host has the name that this one would have.
-    monkeypatch.setattr(
-        cluster, "this_node", lambda: cluster.Node("here", "host", None)
-    )
+    monkeypatch.setattr(cluster, "this_node", lambda: cluster.Node("here", "host", None))
     monkeypatch.setattr(cluster, "this_node_id", lambda: "here")
     assert rings_here("run", "auto") == [Path("/data/disk-7")]
     printed = capsys.readouterr().out
@@ -92,9 +90,8 @@ def test_the_table_shows_the_least_and_the_most_head_of_a_ring(capsys, heads, sh
     from mmreplay.cli.ray import print_status
 
     ring = run_status.RingStatus(
-        "ring-000", "/data", 2000, len(heads), 60, sum(heads), heads, 5.0, None, None,
-        {},
-    )  # fmt: skip
+        "ring-000", "/data", 2000, len(heads), 60, sum(heads), heads, 5.0, None, None, {}
+    )
     shard = run_status.ShardStatus("n0", "host", "/", 1, True, None, (ring,), "id")
     print_status(run_status.RunStatus("run", (shard,)))
     lines = capsys.readouterr().out.splitlines()

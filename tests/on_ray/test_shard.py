@@ -84,9 +84,7 @@ def test_rates_are_those_of_a_second_or_more(shard, tmp_path, monkeypatch):
 
 def test_it_says_the_sums_of_priorities_that_clients_draw_by(shard, tmp_path):
     fill(tmp_path / "run" / "a", 10)
-    client = client_of(
-        mr.PrioritizedSampler(alpha=1.0, initial_priority=2.0, name="td")
-    )
+    client = client_of(mr.PrioritizedSampler(alpha=1.0, initial_priority=2.0, name="td"))
     assert shard.info()["rings"]["a"]["priorities"] is None
     shard.masses(client, 0, 0.0)
     shard.masses(client_of(mr.UniformSampler()), 0, 0.0)
@@ -159,8 +157,7 @@ def test_one_folder_has_one_shard(shard, tmp_path):
     shard.open_rings()
     second = Shard("run", str(tmp_path), "there")
     with pytest.raises(
-        mr.LockedError,
-        match=rf"run is served by pid {os.getpid()} .* by the node 'there' as well",
+        mr.LockedError, match=rf"run is served by pid {os.getpid()} .* by the node 'there' as well"
     ) as caught:
         second.open_rings()
     assert caught.value.pid == os.getpid()
@@ -222,9 +219,7 @@ def test_rings_of_another_schema_are_refused(shard, tmp_path):
         shard.open_rings()
 
 
-def test_a_network_file_system_is_refused_unless_it_was_allowed(
-    shard, tmp_path, monkeypatch
-):
+def test_a_network_file_system_is_refused_unless_it_was_allowed(shard, tmp_path, monkeypatch):
     fill(tmp_path / "run" / "a", 10)
     monkeypatch.setattr(lock, "file_system", lambda _: "nfs4")
     with pytest.raises(mr.FailedError, match=r"network file system \(nfs4\)"):

@@ -73,15 +73,12 @@ def prioritize(source, number, values):
     count = len(values)
     shard = source.table.rings[number].shard
     update = {
-        "env_ids": np.zeros(count, np.int64), "positions": np.arange(count),
-        "values": np.asarray(values, np.float32), "mask": None,
-    }  # fmt: skip
-    arguments = (
-        source.table.client,
-        {source.table.rings[number].name: [update]},
-        None,
-        0.0,
-    )
+        "env_ids": np.zeros(count, np.int64),
+        "positions": np.arange(count),
+        "values": np.asarray(values, np.float32),
+        "mask": None,
+    }
+    arguments = (source.table.client, {source.table.rings[number].name: [update]}, None, 0.0)
     calls = shard.calls.send("exchange", *arguments)
     calls.result(1.0)
 
@@ -89,9 +86,7 @@ def prioritize(source, number, values):
 LOCAL = pytest.mark.parametrize("here", ["elsewhere", "s0"])
 
 
-@pytest.mark.parametrize(
-    ("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)]
-)
+@pytest.mark.parametrize(("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)])
 @pytest.mark.parametrize("stratified", [True, False])
 @pytest.mark.parametrize("normalize", ["batch", "buffer", "mean"])
 def test_one_ring_draws_what_the_local_sampler_draws(
@@ -104,9 +99,7 @@ def test_one_ring_draws_what_the_local_sampler_draws(
     sampler = mr.PrioritizedSampler(**options)
     source, _ = make([np.arange(300)], sampler, here=here, alone=alone)
     with local.view.lock:
-        local.sampler.update_priorities(
-            local.view, np.zeros(300, np.int64), np.arange(300), values
-        )
+        local.sampler.update_priorities(local.view, np.zeros(300, np.int64), np.arange(300), values)
     prioritize(source, 0, values)
     source.table.ask_all()
     for _ in range(20):
@@ -143,14 +136,11 @@ def test_rings_are_drawn_from_and_weighted_as_one_buffer(
     make, per_call, stratified, normalize, windows, rng
 ):
     sizes = (3, 400, 40)
-    sampler = mr.PrioritizedSampler(
-        beta=0.7, stratified=stratified, normalize=normalize, seed=1
-    )
+    sampler = mr.PrioritizedSampler(beta=0.7, stratified=stratified, normalize=normalize, seed=1)
     if windows:
         # One step each: the windows' starts are the steps themselves.
         sampler = mr.SequenceSampler(1, sampler)
-    source, _ = make([np.arange(n) for n in sizes], sampler, here="s1",
-                     per_call=per_call)  # fmt: skip
+    source, _ = make([np.arange(n) for n in sizes], sampler, here="s1", per_call=per_call)
     values = [rng.random(size) + 0.01 for size in sizes]
     for number, own in enumerate(values):
         prioritize(source, number, own)
@@ -165,11 +155,9 @@ def test_rings_are_drawn_from_and_weighted_as_one_buffer(
         np.testing.assert_array_equal(batch["n"].reshape(-1), batch.positions)
         np.testing.assert_allclose(batch.probabilities, law[rows], rtol=1e-6)
         weights = (len(law) * law[rows]) ** -0.7
-        scale = {
-            "batch": weights.max(),
-            "buffer": (len(law) * law.min()) ** -0.7,
-            "mean": 1.0,
-        }[normalize]
+        scale = {"batch": weights.max(), "buffer": (len(law) * law.min()) ** -0.7, "mean": 1.0}[
+            normalize
+        ]
         np.testing.assert_allclose(batch.weights, weights / scale, rtol=1e-5)
         assert (np.diff(batch.buffer_ids) >= 0).all()
     # Stratified draws vary less than independent ones, so the test is conservative.
@@ -178,8 +166,7 @@ def test_rings_are_drawn_from_and_weighted_as_one_buffer(
 
 def test_uniform_draws_are_those_of_one_buffer(make):
     sizes = (5, 200, 60)
-    source, _ = make([np.arange(n) for n in sizes], mr.UniformSampler(seed=2),
-                     here="s2")  # fmt: skip
+    source, _ = make([np.arange(n) for n in sizes], mr.UniformSampler(seed=2), here="s2")
     firsts, drawn = np.array([0, 5, 205]), []
     for _ in range(200):
         batch = sample(source, 128)
@@ -220,16 +207,17 @@ def test_weights_stay_unbiased_where_masses_moved_since_the_plan(make, here, rng
             prioritize(source, number, low[number] * swing[number])
         batch = source.gather(pending)
         drawn = np.array(
-            [values[i][p] for i, p in zip(batch.buffer_ids, batch.positions,
-                                          strict=True)]
-        )  # fmt: skip
+            [values[i][p] for i, p in zip(batch.buffer_ids, batch.positions, strict=True)]
+        )
         estimates.append((batch.weights * drawn).mean())
         masses = [own * by for own, by in zip(low, swing, strict=True)]
         total = sum(own.sum() for own in masses)
         naive = np.array(
-            [total / (330 * masses[i][p])
-             for i, p in zip(batch.buffer_ids, batch.positions, strict=True)]
-        )  # fmt: skip
+            [
+                total / (330 * masses[i][p])
+                for i, p in zip(batch.buffer_ids, batch.positions, strict=True)
+            ]
+        )
         wrong.append((naive * drawn).mean())
     truth = np.concatenate(values).mean()
     # Five standard errors; by the masses of now alone it is far off. Where the draws
@@ -284,8 +272,12 @@ def test_a_batch_may_be_larger_than_what_is_there(make):
     batch = sample(source, 1000)
     assert len(batch) == 1000
     assert set(zip(batch.buffer_ids.tolist(), batch["n"].tolist(), strict=True)) == {
-        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1),
-    }  # fmt: skip
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+    }
 
 
 @pytest.mark.parametrize("per_call", [1, 4])
@@ -313,9 +305,7 @@ def test_ranks_draw_other_steps(make):
 
 
 def test_priorities_travel_with_the_next_draw_of_their_shard(make):
-    source, (first, second) = make(
-        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0)
-    )
+    source, (first, second) = make([np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0))
     batch = sample(source, 64)
     first.calls.clear()
     second.calls.clear()
@@ -422,9 +412,12 @@ def test_priorities_that_cannot_be_sent_are_counted(make):
 
 def test_close_without_a_cluster_closes_the_rings_of_this_node(make):
     source, (there, here) = make(
-        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0),
-        keys=["a-there", "z-here"], here="z-here", alone=True,
-    )  # fmt: skip
+        [np.arange(50), np.arange(50)],
+        mr.PrioritizedSampler(seed=0),
+        keys=["a-there", "z-here"],
+        here="z-here",
+        alone=True,
+    )
     batch = sample(source, 64)
     source.update_priorities(batch, np.full(64, 7.0))
     there.state = "gone"
@@ -441,9 +434,7 @@ def test_a_request_that_ends_its_shard_is_not_repeated_without_end(make, monkeyp
     source, (shard,) = make([np.arange(50)], mr.UniformSampler(seed=0))
     shard.state = "poisoned"
     source.begin()
-    with pytest.raises(
-        StarvedError, match=r"'s0' ended each time .* 8 steps.*per_call"
-    ):
+    with pytest.raises(StarvedError, match=r"'s0' ended each time .* 8 steps.*per_call"):
         sample(source, 8)
     shard.state = "alive"
     assert len(sample(source, 8)) == 8
@@ -462,9 +453,7 @@ def test_closing_ends_the_repeats_of_a_request(make):
 def test_a_flush_says_the_step_of_the_client(make, monkeypatch):
     monkeypatch.setattr(priority_updates, "IDLE_S", 0.0)
     schedule = mr.LinearSchedule(0.0, 1.0, steps=10)
-    sampler = mr.PrioritizedSampler(
-        schedule, alpha_every=1, eps=0.0, seed=0, initial_priority=16.0
-    )
+    sampler = mr.PrioritizedSampler(schedule, alpha_every=1, eps=0.0, seed=0, initial_priority=16.0)
     source, _ = make([np.arange(50)], sampler)
     for _ in range(12):
         batch = sample(source, 64)
@@ -492,14 +481,10 @@ def test_a_ring_without_a_share_gets_its_priorities_soon(make, monkeypatch):
     assert not source.table.shards["s0"].updates
 
 
-def test_an_answer_that_is_no_error_of_mmreplay_is_raised_by_the_draw(
-    make, monkeypatch
-):
+def test_an_answer_that_is_no_error_of_mmreplay_is_raised_by_the_draw(make, monkeypatch):
     """The looking-after goes on, as nothing else hears that a lost node is back."""
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
-    source, (shard, _) = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.2
-    )
+    source, (shard, _) = make([np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.2)
 
     def broken(*arguments):
         raise FileNotFoundError("run")
@@ -587,14 +572,11 @@ def test_what_cannot_be_sent_at_all_is_sent_again(make, monkeypatch):
     assert source.stats().dropped == 0
 
 
-def test_newer_priorities_win_that_are_sent_while_older_ones_come_back(
-    make, monkeypatch
-):
+def test_newer_priorities_win_that_are_sent_while_older_ones_come_back(make, monkeypatch):
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     source, (shard, _) = make(
-        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(eps=0.0, seed=0),
-        lost_s=0.1,
-    )  # fmt: skip
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(eps=0.0, seed=0), lost_s=0.1
+    )
     batch = sample(source, 64)
     source.update_priorities(batch, np.full(64, 9.0))
     shard.state = "silent"
@@ -656,9 +638,7 @@ def test_a_look_for_rings_that_fails_warns_once(make, monkeypatch):
     source.table.warnings.clear()
 
 
-def test_priorities_that_cannot_be_sent_for_an_unknown_reason_warn_once(
-    make, monkeypatch
-):
+def test_priorities_that_cannot_be_sent_for_an_unknown_reason_warn_once(make, monkeypatch):
     source, _ = make([np.arange(50)], mr.PrioritizedSampler(seed=0))
 
     def broken(shard):
@@ -699,9 +679,7 @@ def test_priorities_that_a_shard_would_refuse_are_refused_here(make, values, mat
 
 
 def test_priorities_of_windows_are_theirs(make):
-    sampler = mr.SequenceSampler(
-        3, mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0), burn_in=1
-    )
+    sampler = mr.SequenceSampler(3, mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0), burn_in=1)
     source, _ = make([np.arange(40)], sampler)
     batch = sample(source, 8)
     assert batch["n"].shape == (8, 4)
@@ -717,9 +695,7 @@ def test_priorities_of_windows_are_theirs(make):
 @pytest.mark.parametrize("shape", [(8,), (8, 4), (8, 3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 def test_an_array_of_priorities_may_be_used_again(make, shape, dtype):
-    sampler = mr.SequenceSampler(
-        3, mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0), burn_in=1
-    )
+    sampler = mr.SequenceSampler(3, mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0), burn_in=1)
     source, _ = make([np.arange(40)], sampler)
     batch = sample(source, 8)
     values = np.full(shape, 9, dtype)
@@ -737,9 +713,7 @@ def test_a_sampler_without_priorities_takes_none(make):
 
 
 def test_a_restart_in_the_middle_repeats_the_same_draws(make):
-    source, (shard, _) = make(
-        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0)
-    )
+    source, (shard, _) = make([np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0))
     batch = sample(source, 32)
     state = source.state_dict()
     expected = sample(source, 32).positions.tolist()
@@ -820,14 +794,10 @@ def restarting(source, shards):
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("registry", ["says so", "is silent"])
-def test_a_shard_that_is_being_restarted_for_long_is_waited_for(
-    make, monkeypatch, count, registry
-):
+def test_a_shard_that_is_being_restarted_for_long_is_waited_for(make, monkeypatch, count, registry):
     # A restart that takes long is not a request that ends its shard.
     monkeypatch.setattr(requests, "MAX_REPEAT_S", 0.4)
-    source, shards = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.4
-    )
+    source, shards = make([np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.4)
     sample(source, 64)
     restarting(source, shards[:count])
     if registry == "is silent":
@@ -840,9 +810,7 @@ def test_a_shard_that_is_being_restarted_for_long_is_waited_for(
 
 def test_a_shard_that_a_silent_registry_says_nothing_of_is_lost(make, monkeypatch):
     monkeypatch.setattr(ring_table, "REGISTRY_S", 0.2)
-    source, (first, _) = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1
-    )
+    source, (first, _) = make([np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1)
     restarting(source, [first])
     source.table.run.said = None
     began = time.monotonic()
@@ -853,9 +821,8 @@ def test_a_shard_that_a_silent_registry_says_nothing_of_is_lost(make, monkeypatc
 def test_a_shard_whose_restart_takes_too_long_is_one_starved_error(make, monkeypatch):
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     source, (first, _) = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1,
-        patience_s=0.3,
-    )  # fmt: skip
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1, patience_s=0.3
+    )
     pending = [draw(source, 64) for _ in range(3)]
     restarting(source, [first])
     source.table.run.said |= {"s1": "alive"}
@@ -873,14 +840,10 @@ def test_a_shard_whose_restart_takes_too_long_is_one_starved_error(make, monkeyp
     assert set(sample(source, 64).buffer_ids) == {0, 1}
 
 
-def test_where_all_shards_were_lost_those_that_are_restarted_are_waited_for(
-    make, monkeypatch
-):
+def test_where_all_shards_were_lost_those_that_are_restarted_are_waited_for(make, monkeypatch):
     """No storm of errors: a learner that asks again waits."""
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
-    source, shards = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.4
-    )
+    source, shards = make([np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.4)
     restarting(source, shards)
     source.table.run.said = {"s0": "away", "s1": "away"}
     with pytest.raises(StarvedError, match="no node has answered"):
@@ -893,9 +856,8 @@ def test_where_all_shards_were_lost_those_that_are_restarted_are_waited_for(
 
 def test_where_no_shard_is_restarted_in_time_each_call_waits_for_them(make):
     source, shards = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1,
-        patience_s=0.2,
-    )  # fmt: skip
+        [np.arange(50), np.arange(50)], mr.UniformSampler(seed=0), lost_s=0.1, patience_s=0.2
+    )
     restarting(source, shards)
     for _ in range(3):
         began = time.monotonic()
@@ -935,9 +897,7 @@ def test_batches_asked_for_before_a_loss_are_whole(make):
 
 
 def test_all_nodes_lost_is_a_starved_error(make):
-    source, shards = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(0), lost_s=0.1
-    )
+    source, shards = make([np.arange(50), np.arange(50)], mr.UniformSampler(0), lost_s=0.1)
     sample(source, 8)
     for shard in shards:
         shard.state = "silent"
@@ -966,9 +926,7 @@ def test_a_straggler_is_left_out_of_one_batch(make):
 
 
 def test_where_all_are_late_they_are_waited_for(make):
-    source, shards = make(
-        [np.arange(50), np.arange(50)], mr.UniformSampler(0), straggler_s=0.02
-    )
+    source, shards = make([np.arange(50), np.arange(50)], mr.UniformSampler(0), straggler_s=0.02)
     for shard in shards:
         shard.state = "silent"
 
@@ -985,9 +943,7 @@ def test_where_all_are_late_they_are_waited_for(make):
 
 @pytest.mark.parametrize("here", ["elsewhere", "s0"])
 @pytest.mark.parametrize("sampler", [mr.UniformSampler, mr.PrioritizedSampler])
-def test_a_ring_that_was_deleted_and_made_again_is_followed(
-    tmp_path, monkeypatch, sampler, here
-):
+def test_a_ring_that_was_deleted_and_made_again_is_followed(tmp_path, monkeypatch, sampler, here):
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
@@ -1025,9 +981,9 @@ def pictures(numbers):
     return {
         "n": numbers,
         "vector": np.broadcast_to(each, (*numbers.shape, 200)).astype(np.float32),
-        "picture": np.broadcast_to(
-            each[..., np.newaxis] % 251, (*numbers.shape, 16, 300)
-        ).astype(np.uint8),
+        "picture": np.broadcast_to(each[..., np.newaxis] % 251, (*numbers.shape, 16, 300)).astype(
+            np.uint8
+        ),
     }
 
 
@@ -1074,9 +1030,7 @@ def test_rings_of_this_node_are_gathered_into_the_arrays_of_the_batch(
         for batch in own:
             expected = 1000 * batch.buffer_ids + batch.positions
             if batch.window_positions is not None:
-                expected = (
-                    1000 * batch.buffer_ids[:, np.newaxis] + batch.window_positions
-                )
+                expected = 1000 * batch.buffer_ids[:, np.newaxis] + batch.window_positions
                 expected = np.where(batch.mask, expected, batch["n"])
             for path, column in pictures(expected).items():
                 np.testing.assert_array_equal(batch[path], column)
@@ -1094,9 +1048,7 @@ def test_rings_of_this_node_are_gathered_into_the_arrays_of_the_batch(
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_rows_overwritten_between_draw_and_gather_are_drawn_again(
-    tmp_path, alone, monkeypatch
-):
+def test_rows_overwritten_between_draw_and_gather_are_drawn_again(tmp_path, alone, monkeypatch):
     with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 100) as writer:
         writer.extend(n=np.arange(100))
         shard = Shard("s0", {"a": tmp_path / "a"})
@@ -1195,9 +1147,7 @@ def test_new_rings_are_found_after_a_look_that_failed(tmp_path, monkeypatch, err
 
 @pytest.mark.parametrize("here", ["elsewhere", "s0"])
 @pytest.mark.parametrize("damaged", ["info", "masses"])
-def test_a_damaged_ring_of_one_node_hides_none_of_others(
-    tmp_path, monkeypatch, here, damaged
-):
+def test_a_damaged_ring_of_one_node_hides_none_of_others(tmp_path, monkeypatch, here, damaged):
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     first = Shard("s0", {"a": ring(tmp_path / "a", np.arange(10))})
@@ -1250,11 +1200,7 @@ def test_a_copy_that_comes_later_is_not_drawn_from(tmp_path, monkeypatch, here, 
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
     path = ring(tmp_path / "a", np.arange(50))
-    run = Run(
-        Shard("s0", {"a": path}),
-        Shard("s1", {"b": ring(tmp_path / "b", [1])}),
-        key=here,
-    )
+    run = Run(Shard("s0", {"a": path}), Shard("s1", {"b": ring(tmp_path / "b", [1])}), key=here)
     source = RingsSource(run, mr.UniformSampler(seed=0), ())
     by_key = {shard.key: shard for shard in run.known}
     # By name before the ring that is drawn from.
@@ -1303,9 +1249,7 @@ def ways(lost):
     ("lost", "here", "former", "now"),
     [(lost, *way) for lost in (False, True) for way in ways(lost)],
 )
-def test_a_ring_that_was_moved_is_no_copy(
-    tmp_path, monkeypatch, lost, here, former, now
-):
+def test_a_ring_that_was_moved_is_no_copy(tmp_path, monkeypatch, lost, here, former, now):
     monkeypatch.setattr(ring_table, "LOOK_S", 0.0)
     monkeypatch.setattr(ring_table, "OLD_S", 0.0)
     monkeypatch.setattr(draws, "LOOK_S", 0.0)
@@ -1346,9 +1290,7 @@ def two_rings(tmp_path, sampler, here, **options):
     return source, run, delete
 
 
-@pytest.mark.parametrize(
-    ("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)]
-)
+@pytest.mark.parametrize(("here", "alone"), [("elsewhere", False), ("s0", False), ("s0", True)])
 def test_priorities_of_a_deleted_ring_are_dropped(tmp_path, here, alone):
     sampler = mr.PrioritizedSampler(seed=0)
     source, run, delete = two_rings(tmp_path, sampler, here, alone=alone)
@@ -1453,9 +1395,8 @@ def test_a_ring_that_grew_is_seen_without_a_share(tmp_path, monkeypatch):
 
 def test_alone_owns_the_priorities_of_its_node(make):
     source, (shard, other) = make(
-        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), here="s0",
-        alone=True,
-    )  # fmt: skip
+        [np.arange(50), np.arange(50)], mr.PrioritizedSampler(seed=0), here="s0", alone=True
+    )
     batch = sample(source, 64)
     assert "exchange" not in shard.calls
     assert "exchange" in other.calls
@@ -1542,9 +1483,7 @@ def wide(tmp_path):
     shards, made = [], []
     for name in ("a", "b"):
         numbers = np.arange(300) + 1000 * (name == "b")
-        with mr.ReplayBuffer.create(
-            tmp_path / name, WIDE, 300, commit_every=None
-        ) as own:
+        with mr.ReplayBuffer.create(tmp_path / name, WIDE, 300, commit_every=None) as own:
             own.extend(n=numbers, pixels=np.repeat(numbers[:, None] % 251, 4096, 1))
         shards.append(Shard(name, {"r": tmp_path / name}))
 
@@ -1574,9 +1513,7 @@ def test_rows_of_other_nodes_travel_in_blocks(wide, per_call, length):
             if path in one.fields:
                 np.testing.assert_array_equal(one.fields[path], other.fields[path])
         np.testing.assert_array_equal(one.positions, other.positions)
-        np.testing.assert_array_equal(
-            one.fields["pixels"][..., 17], one.fields["n"] % 251
-        )
+        np.testing.assert_array_equal(one.fields["pixels"][..., 17], one.fields["n"] % 251)
         assert all(array.flags.writeable for array in one.fields.values())
     # The first reply taught how large a row is.
     assert [shard.calls.count("blocks") > 0 for shard in shards] == [True, True]
@@ -1602,9 +1539,7 @@ def test_blocks_hold_no_more_than_ray_sends_with_a_reply(wide):
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("length", [1, 4])
 @pytest.mark.parametrize("num_rings", [1, 2, 3])
-def test_batches_of_one_call_are_those_of_a_call_each(
-    make, here, prioritized, length, num_rings
-):
+def test_batches_of_one_call_are_those_of_a_call_each(make, here, prioritized, length, num_rings):
     rings = [np.arange(50), 1000 + np.arange(3), 2000 + np.arange(400)][:num_rings]
     beta = mr.LinearSchedule(0.2, 1.0, 5)
     batches = []
@@ -1657,9 +1592,7 @@ def test_batches_of_one_call_are_apart_where_rows_were_overwritten(tmp_path):
         run.close()
 
 
-def test_a_lost_shard_is_heard_again_though_it_never_answers_former_calls(
-    make, monkeypatch
-):
+def test_a_lost_shard_is_heard_again_though_it_never_answers_former_calls(make, monkeypatch):
     source, (shard,) = make([np.arange(50)], mr.UniformSampler(0), lost_s=60.0)
     known = source.table.shards["s0"]
     shard.state, send = "silent", shard.send
@@ -1726,9 +1659,7 @@ def test_rows_of_this_node_are_gathered_for_all_batches_of_a_call(make, monkeypa
 
 
 def test_one_overwritten_row_leaves_the_other_batches_of_a_call(make, monkeypatch):
-    source, _ = make(
-        [np.arange(500)], mr.PrioritizedSampler(seed=0), per_call=4, here="s0"
-    )
+    source, _ = make([np.arange(500)], mr.PrioritizedSampler(seed=0), per_call=4, here="s0")
     ring = source.table.rings[0]
     gather = ring.buffer.gather
 

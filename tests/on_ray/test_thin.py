@@ -12,22 +12,12 @@ import pytest
 ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
-from mmreplay.errors import (  # noqa: E402
-    DurabilityWarning,
-    FailedError,
-    SchemaError,
-)
+from mmreplay.errors import DurabilityWarning, FailedError, SchemaError  # noqa: E402
 from mmreplay.ray import cluster as calls  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.cluster import Remote  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
-from tests.on_ray.thin_support import (  # noqa: E402
-    SCHEMA,
-    Feed,
-    add_steps,
-    check_rows,
-    quietly,
-)
+from tests.on_ray.thin_support import SCHEMA, Feed, add_steps, check_rows, quietly  # noqa: E402
 from tests.waits import WAIT_S, until  # noqa: E402
 
 KILLS = int(os.environ.get("MMREPLAY_KILLS", "5"))
@@ -97,10 +87,7 @@ def make_ring(*arguments, **options):
 def start(run, root, label="n0", num_envs=4, capacity=20_000, **options):
     """Make the ring of thin writers on a node, and return the shard and the folder."""
     options = {"autoreset": "disabled", **options}
-    on_node(
-        label, make_ring, run, SCHEMA, capacity, root=str(root), num_envs=num_envs,
-        **options,
-    )  # fmt: skip
+    on_node(label, make_ring, run, SCHEMA, capacity, root=str(root), num_envs=num_envs, **options)
     return Remote(calls.shard_name(run, label)), root / run / "thin"
 
 
@@ -158,9 +145,7 @@ def test_the_ring_of_a_run_takes_its_writers_on_the_node_with_the_most_free(
         assert str(third._shard) == f"<Remote mmreplay/{run_name}/n1>"
         with pytest.raises(FailedError, match=r"has 0 of . environments free, as . ot"):
             mr.ray.thin_writer(run_name, SCHEMA)
-        with pytest.raises(
-            FailedError, match="0 of 2 environments free, as 1 other writer has"
-        ):
+        with pytest.raises(FailedError, match="0 of 2 environments free, as 1 other writer has"):
             mr.ray.thin_writer(run_name, SCHEMA, to="n0")
     with pytest.raises(SchemaError, match="num_envs must be at most 2, the environ"):
         mr.ray.thin_writer(run_name, SCHEMA, num_envs=9, to="n0")
@@ -192,9 +177,7 @@ def test_a_run_without_such_a_ring_says_how_to_make_one(cluster, run_name, tmp_p
         mr.ray.writer(run_name, SCHEMA, 100, root=str(tmp_path)).close()
 
     on_node("n0", write)
-    with pytest.raises(
-        FailedError, match=r"has a ring for thin writers\. Call mr\.ray"
-    ):
+    with pytest.raises(FailedError, match=r"has a ring for thin writers\. Call mr\.ray"):
         mr.ray.thin_writer(run_name, SCHEMA)
     with pytest.raises(FailedError, match=r"node 'n0' of the run .* has no ring for"):
         mr.ray.thin_writer(run_name, SCHEMA, to="n0")

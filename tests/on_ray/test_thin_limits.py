@@ -15,13 +15,7 @@ from mmreplay.ray.grants import Allowance, Asker, Grants
 from mmreplay.ray.lanes import create_lanes
 from mmreplay.ray.limits import counter_of, limiter_of
 from mmreplay.ray.shard import Shard
-from tests.on_ray.thin_support import (
-    SCHEMA,
-    SimulatedShard,
-    add_steps,
-    check_rows,
-    make_writer,
-)
+from tests.on_ray.thin_support import SCHEMA, SimulatedShard, add_steps, check_rows, make_writer
 
 RATIO, MIN_SIZE = 2.0, 100
 
@@ -71,9 +65,8 @@ class CountedShard(SimulatedShard):
 
     def __init__(self, folder, limiter):
         create_lanes(
-            folder, SCHEMA, 4_000, 4, limiter=limiter, commit_every=None,
-            autoreset="disabled",
-        )  # fmt: skip
+            folder, SCHEMA, 4_000, 4, limiter=limiter, commit_every=None, autoreset="disabled"
+        )
         super().__init__(folder, num_lanes=4)
 
     def _run(self, call):
@@ -89,9 +82,7 @@ def start(tmp_path, error, **waits):
 
 def test_a_thin_writer_stops_at_the_bound_and_goes_on_with_a_learner(tmp_path, rng):
     rule, shard, registry = start(tmp_path, 400.0, patience=0.2)
-    writer, feed = make_writer(
-        shard, 0, 2, steps=16, limiter=rule, ask=registry.asker, ahead=1
-    )
+    writer, feed = make_writer(shard, 0, 2, steps=16, limiter=rule, ask=registry.asker, ahead=1)
     error = None
     while error is None:
         error = add_steps(writer, feed, rng, 1, ends=0.0)
@@ -111,9 +102,7 @@ def test_a_thin_writer_stops_at_the_bound_and_goes_on_with_a_learner(tmp_path, r
 def test_rows_under_way_stand_in_the_way_of_other_writers(tmp_path, rng):
     rule, shard, registry = start(tmp_path, 200.0, patience=0.2)
     options = {"steps": 32, "limiter": rule, "ask": registry.asker}
-    (one, first), (two, second) = (
-        make_writer(shard, number, 2, **options) for number in range(2)
-    )
+    (one, first), (two, second) = (make_writer(shard, number, 2, **options) for number in range(2))
     for writer, feed in ((one, first), (two, second)):
         assert add_steps(writer, feed, rng, 32, ends=0.0) is None
     # Both blocks were granted and sent; a third one would pass 100 + 200 / 2 rows.

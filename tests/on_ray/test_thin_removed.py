@@ -46,9 +46,8 @@ class World:
 
     def make(self, num_lanes=2, capacity=4000, autoreset="disabled", **create):
         return create_lanes(
-            self.ring, SCHEMA, capacity, num_lanes, commit_every=None,
-            autoreset=autoreset, **create,
-        )  # fmt: skip
+            self.ring, SCHEMA, capacity, num_lanes, commit_every=None, autoreset=autoreset, **create
+        )
 
     def begin(self, num_envs=2, **options):
         self.writer = ThinWriter(self.shard, SCHEMA, num_envs, steps=8, **options)
@@ -89,9 +88,7 @@ class World:
         """Numbers in the ring, by environment."""
         with mr.ReplayBuffer.open(self.ring) as ring:
             rows = ring.gather_all()
-            return [
-                rows["n"][rows.env_ids == env].tolist() for env in range(ring.num_envs)
-            ]
+            return [rows["n"][rows.env_ids == env].tolist() for env in range(ring.num_envs)]
 
     def check(self):
         """Each step is in the ring once, or counted as lost; the newest are there."""
@@ -147,9 +144,7 @@ def test_rows_that_an_older_copy_has_not_are_counted_as_lost(world, keep, before
     world.put()
     had = 0 if before_lease else 50
     lost = 2 * (80 - had)
-    with pytest.warns(
-        DurabilityWarning, match=(LOST if before_lease else OLDER).format(lost)
-    ):
+    with pytest.warns(DurabilityWarning, match=(LOST if before_lease else OLDER).format(lost)):
         world.add(20)
     writer.close()
     assert writer.lost_rows == lost
@@ -261,9 +256,7 @@ def forgetful(monkeypatch):
 @pytest.mark.usefixtures("forgetful")
 @pytest.mark.parametrize("keep", ["published", "committed"])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_blocks_that_a_forgotten_lease_did_not_take_are_sent_in_another(
-    world, ahead, keep
-):
+def test_blocks_that_a_forgotten_lease_did_not_take_are_sent_in_another(world, ahead, keep):
     writer = world.begin(num_envs=1, ahead=ahead, keep=keep)
     world.add(16)
     world.forget()

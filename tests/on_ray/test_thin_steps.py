@@ -35,10 +35,7 @@ from tests.on_ray.thin_support import (
 
 NESTED = mr.Schema(
     {
-        "observation": {
-            "image": mr.Field((4, 5), "uint8"),
-            "state": mr.Field((2,), "bfloat16"),
-        },
+        "observation": {"image": mr.Field((4, 5), "uint8"), "state": mr.Field((2,), "bfloat16")},
         "action": mr.Field((), "int32"),
         "terminated": mr.Field((), "bool"),
     }
@@ -60,9 +57,7 @@ def shard(tmp_path):
     return SimulatedShard(tmp_path / "ring")
 
 
-def test_a_wait_for_an_answer_and_for_the_heads_end_in_time_together(
-    shard, monkeypatch
-):
+def test_a_wait_for_an_answer_and_for_the_heads_end_in_time_together(shard, monkeypatch):
     writer, feed = make_writer(shard, 0, 1, timeout_s=7.0)
     now, asked = [100.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
@@ -159,9 +154,7 @@ def test_two_blocks_are_under_way_before_an_answer_is_waited_for(watched):
         assert lengths(watched) == [10] * blocks
         assert f"{waiting} blocks wait" in repr(writer)
     writer.flush()
-    assert repr(writer).startswith(
-        "<ThinWriter of 1 environments: 0 blocks wait, 0 row"
-    )
+    assert repr(writer).startswith("<ThinWriter of 1 environments: 0 blocks wait, 0 row")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +166,7 @@ def test_two_blocks_are_under_way_before_an_answer_is_waited_for(watched):
         ({"observation": np.zeros(4)}, "'observation'"),
     ],
 )
-def test_a_step_that_does_not_fit_is_refused_where_it_is_added(
-    watched, change, message
-):
+def test_a_step_that_does_not_fit_is_refused_where_it_is_added(watched, change, message):
     writer, feed = make_writer(watched, 0, 1)
     step = {path: column[0] for path, column in one_step(feed).items()} | change
     step = {path: value for path, value in step.items() if value is not None}
@@ -199,9 +190,7 @@ def test_final_observations_are_given_where_an_episode_ends(watched):
     ends = np.array([[True, False]])
     columns, final = feed.steps(ends, ends, with_final=True)
     step = {path: column[0] for path, column in columns.items()}
-    with pytest.raises(
-        SchemaError, match=r"environment 0 must be the observation .*No"
-    ):
+    with pytest.raises(SchemaError, match=r"environment 0 must be the observation .*No"):
         writer.add(step, final_observation=[None, final[0, 1]])
     writer.add(step, final_observation=[final[0, 0], None])
     feed.advance(ends, with_final=True)
@@ -260,9 +249,7 @@ def test_reset_rows_of_next_step_mode_are_final_rows(tmp_path):
     shard = NestedShard(tmp_path / "ring", SCHEMA, autoreset="next_step")
     writer = ThinWriter(shard, SCHEMA, 1, steps=4)
     feed = Feed(0, 1)
-    with pytest.raises(
-        SchemaError, match="must be None in a buffer with autoreset='ne"
-    ):
+    with pytest.raises(SchemaError, match="must be None in a buffer with autoreset='ne"):
         writer.add(one_step(feed), final_observation=np.zeros((1, 3), np.float32))
     ends = np.array([[False], [True], [False], [False], [True], [False]])
     columns, _ = feed.steps(ends, ends, with_final=False)
@@ -319,9 +306,7 @@ def test_what_an_episode_ended_with_is_no_first_step_of_the_next_lease(tmp_path,
             writer.flush()
             take_lanes(shard, 4)
         writer.add(
-            observation=observations[number],
-            terminated=ends[number],
-            truncated=np.zeros(2, bool),
+            observation=observations[number], terminated=ends[number], truncated=np.zeros(2, bool)
         )
     writer.close()
     assert writer.lost_rows == 0
@@ -329,9 +314,14 @@ def test_what_an_episode_ended_with_is_no_first_step_of_the_next_lease(tmp_path,
     found = [each for each in stored_transitions(shard.folder) if each[0] >= 0]
     # Of 0 and 11 the next one is in a former lease; of ends there is none.
     assert sorted(found) == [
-        (0, 1, False), (1, 1, True), (3, 4, False), (4, 5, False),
-        (10, 11, False), (12, 12, True), (14, 15, False),
-    ]  # fmt: skip
+        (0, 1, False),
+        (1, 1, True),
+        (3, 4, False),
+        (4, 5, False),
+        (10, 11, False),
+        (12, 12, True),
+        (14, 15, False),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -365,9 +355,11 @@ def test_no_transition_of_next_step_mode_joins_two_episodes(tmp_path, seed):
         ended = (rng.random(num_envs) < 0.3) & ~is_reset
         truncated = rng.random(num_envs) < 0.5
         error = quietly(
-            writer.add, observation=observation,
-            terminated=ended & ~truncated, truncated=ended & truncated,
-        )  # fmt: skip
+            writer.add,
+            observation=observation,
+            terminated=ended & ~truncated,
+            truncated=ended & truncated,
+        )
         assert error is None
     assert quietly(writer.close) is None
     shard.opened().close()
@@ -403,10 +395,14 @@ def test_leases_that_are_forgotten_at_any_time_double_no_row_and_lose_none_uncou
     monkeypatch.setattr(thin_module.time, "sleep", lambda seconds: None)
     rng = np.random.default_rng(seed)
     writer, feed = make_writer(
-        shard, 0, int(rng.integers(1, 4)), steps=4, ahead=int(rng.integers(1, 5)),
+        shard,
+        0,
+        int(rng.integers(1, 4)),
+        steps=4,
+        ahead=int(rng.integers(1, 5)),
         keep=("published", "committed")[seed % 2],
         on_full=("raise", "wait")[seed // 2 % 2],
-    )  # fmt: skip
+    )
     faults = ["full", "swapped"]
     if not answered:
         faults += ["lost", "late", "deliver", "before", "after"]
@@ -450,10 +446,11 @@ def test_ends_of_several_agents_end_an_episode_together(tmp_path):
         for number in range(10):
             first = number % 2 == 1
             writer.add(
-                observation=[number, 0], terminated=[first, False],
+                observation=[number, 0],
+                terminated=[first, False],
                 truncated=[False, number % 4 == 3],
                 final_observation=np.array([number, 1], np.float32),
-            )  # fmt: skip
+            )
     # Two ends, each with a final row.
     assert shard.opened().ring.heads.tolist() == [12, 0]
     shard.opened().close()
@@ -485,8 +482,7 @@ def test_dicts_of_agents_are_added_as_to_a_buffer(tmp_path, call, num_envs):
     if num_envs == 1:
         steps = {path: values[:, 0] for path, values in steps.items()}
     dicts = {
-        path: by_agent(values) if path in of_agents else values
-        for path, values in steps.items()
+        path: by_agent(values) if path in of_agents else values for path, values in steps.items()
     }
     shard = NestedShard(tmp_path / "ring", schema, autoreset="disabled")
     expected = mr.ReplayBuffer.create(
@@ -516,8 +512,10 @@ def test_dicts_of_agents_are_added_as_to_a_buffer(tmp_path, call, num_envs):
         found = ring.gather_all()
         for path in schema.paths:
             np.testing.assert_array_equal(found[path], wanted[path], path)
-        ends = [each.flags(rows.env_ids, rows.positions) for each, rows in
-                ((expected, wanted), (ring, found))]  # fmt: skip
+        ends = [
+            each.flags(rows.env_ids, rows.positions)
+            for each, rows in ((expected, wanted), (ring, found))
+        ]
         np.testing.assert_array_equal(*ends)
     shard.opened().close()
 
@@ -554,9 +552,7 @@ def test_a_writer_may_wait_for_a_disk_that_is_full(shard, monkeypatch):
 
 @pytest.mark.parametrize("on_full", ["wait", "raise"])
 @pytest.mark.parametrize("what", ["lease", "commit", "give_back"])
-def test_a_writer_may_wait_for_a_full_disk_in_every_call(
-    shard, monkeypatch, what, on_full
-):
+def test_a_writer_may_wait_for_a_full_disk_in_every_call(shard, monkeypatch, what, on_full):
     now, waits = [100.0], []
 
     def sleep(seconds):
@@ -566,9 +562,7 @@ def test_a_writer_may_wait_for_a_full_disk_in_every_call(
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(thin_module, "time", clock)
     options = {"keep": "committed"} if what == "commit" else {}
-    writer, feed = make_writer(
-        shard, 0, 1, steps=5, on_full=on_full, timeout_s=3.0, **options
-    )
+    writer, feed = make_writer(shard, 0, 1, steps=5, on_full=on_full, timeout_s=3.0, **options)
     rng = np.random.default_rng(0)
     assert add_steps(writer, feed, rng, 5, ends=0.0) is None
     if what == "lease":
@@ -628,9 +622,7 @@ def test_a_folder_that_another_process_still_serves_is_waited_for(shard, monkeyp
     check_rows(shard.folder, {0: feed}, {0: 0}, [0])
 
 
-def test_a_ring_that_was_removed_is_begun_again_and_what_is_unknown_is_counted(
-    shard, tmp_path
-):
+def test_a_ring_that_was_removed_is_begun_again_and_what_is_unknown_is_counted(shard, tmp_path):
     writer, feed = make_writer(shard, 0, 2, steps=5)
     rng = np.random.default_rng(0)
     assert add_steps(writer, feed, rng, 10, ends=0.0) is None
@@ -640,9 +632,7 @@ def test_a_ring_that_was_removed_is_begun_again_and_what_is_unknown_is_counted(
     shard.late.clear()
     shutil.rmtree(shard.folder)
     create_lanes(shard.folder, SCHEMA, 400, 3, commit_every=None, autoreset="disabled")
-    with pytest.warns(
-        DurabilityWarning, match="does not know this writer any more, so"
-    ):
+    with pytest.warns(DurabilityWarning, match="does not know this writer any more, so"):
         writer.flush()
     # All that had arrived; the block that waited is there.
     assert writer.lost_rows == 20

@@ -177,6 +177,4 @@ def test_killed_workers_of_ray_train_continue_the_epoch(cluster, ring, tmp_path)
     for rank in range(2):
         stream = ranked_stream(ring, mr.ShuffledSampler(seed=0), 50, (), rank, 2)
         parts = [np.load(tmp_path / f"{rank}-{first}.npy") for first in (0, 4)]
-        np.testing.assert_array_equal(
-            np.concatenate(parts), np.concatenate(drawn(stream))
-        )
+        np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(drawn(stream)))

@@ -39,11 +39,7 @@ def make(path, numbers, long=1, engine="memmap"):
     ) as buffer:
         for number in numbers:
             buffer.add(
-                observation={
-                    "tokens": tokens_of(number),
-                    "mission": mission_of(number),
-                },
-                n=number,
+                observation={"tokens": tokens_of(number), "mission": mission_of(number)}, n=number
             )
     return path
 
@@ -80,9 +76,7 @@ def run(tmp_path, request):
 @pytest.mark.parametrize("sampler", [mr.UniformSampler, mr.PrioritizedSampler])
 def test_values_arrive_from_every_ring(run, sampler, batch_size, per_call):
     found, kept = set(), []
-    with ReplayClient(
-        run, sampler(seed=0), batch_size=batch_size, per_call=per_call
-    ) as client:
+    with ReplayClient(run, sampler(seed=0), batch_size=batch_size, per_call=per_call) as client:
         for batch, _ in zip(client, range(12), strict=False):
             assert isinstance(batch["observation/tokens"].values, torch.Tensor)
             own = numpy_of(batch)
@@ -173,16 +167,11 @@ def test_rings_of_a_dataset_may_have_values_of_other_lengths(cluster, tmp_path):
 
 def test_a_writer_of_a_run_has_values_of_any_length(cluster, tmp_path):
     name = "varying"
-    with mr.ray.writer(
-        name, SCHEMA, 60, root=tmp_path / "nodes", heap_bytes="1 MiB"
-    ) as writer:
+    with mr.ray.writer(name, SCHEMA, 60, root=tmp_path / "nodes", heap_bytes="1 MiB") as writer:
         try:
             for number in range(60):
                 writer.add(
-                    observation={
-                        "tokens": tokens_of(number),
-                        "mission": mission_of(number),
-                    },
+                    observation={"tokens": tokens_of(number), "mission": mission_of(number)},
                     n=number,
                 )
             with mr.ray.ReplayClient(name, mr.PrioritizedSampler(seed=0), (), 32) as c:

@@ -109,9 +109,14 @@ class SimulatedShard:
         self.folder, self.now = folder, 0.0
         with using(QuickDisk()):
             create_lanes(
-                folder, SCHEMA, capacity, num_lanes, idle_s=idle_s, commit_every=None,
+                folder,
+                SCHEMA,
+                capacity,
+                num_lanes,
+                idle_s=idle_s,
+                commit_every=None,
                 autoreset="disabled",
-            )  # fmt: skip
+            )
         self.plan, self.queue, self.late = [], [], []
         self.lanes = None
         self.kills = 0
@@ -122,9 +127,7 @@ class SimulatedShard:
 
     def opened(self):
         if self.lanes is None:
-            ring = mr.ReplayBuffer.open(
-                self.folder, "r+", on_resume="continue", commit_every=None
-            )
+            ring = mr.ReplayBuffer.open(self.folder, "r+", on_resume="continue", commit_every=None)
             self.lanes = Lanes(ring, lambda: self.now)
         return self.lanes
 
@@ -201,9 +204,8 @@ class SimulatedShard:
         disk = QuickDisk()
         if fault == "full":
             disk = FaultyDisk(
-                OSError(28, "No space left on device"), 0, 1000,
-                names=("pwrite", "allocate"),
-            )  # fmt: skip
+                OSError(28, "No space left on device"), 0, 1000, names=("pwrite", "allocate")
+            )
         elif isinstance(fault, int):
             disk = FaultyDisk(Dead(), fault)
         before = files.disk
@@ -324,9 +326,7 @@ def check_rows(folder, feeds, lost_rows, complete, all_alive=True):
         rows = ring.gather_all()
         final = rows.fields["final"]
         flags = ring.flags(rows.env_ids, rows.positions)
-        present = {
-            (n, e): [] for n, feed in feeds.items() for e in range(feed.num_envs)
-        }
+        present = {(n, e): [] for n, feed in feeds.items() for e in range(feed.num_envs)}
         finals, begins = set(), first_rows(folder)
         for lane in range(ring.num_envs):
             before = None

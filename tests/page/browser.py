@@ -15,8 +15,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None,
-    reason="chromium and chromium-driver are missing",
+    CHROMIUM is None or DRIVER is None, reason="chromium and chromium-driver are missing"
 )
 
 
@@ -32,9 +31,7 @@ def start():
     ):
         options.add_argument(argument)
     options.binary_location = CHROMIUM
-    options.set_capability(
-        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
-    )
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     service = webdriver.ChromeService(DRIVER)
     return webdriver.Chrome(options=options, service=service)
 
@@ -58,12 +55,7 @@ class Tab:
         """Open the first address of a server, or a file, at a screen."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
-            {
-                "width": width,
-                "height": height,
-                "deviceScaleFactor": 1,
-                "mobile": width < 600,
-            },
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia",
@@ -111,8 +103,7 @@ class Tab:
 
     def texts(self, selector):
         return self.run(
-            "return [...document.querySelectorAll(arguments[0])].map((e) => e"
-            ".textContent)",
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)",
             selector,
         )
 
@@ -129,13 +120,9 @@ class Tab:
             event["text"] = key
         elif key == "Enter":
             event["text"] = "\r"
-        self.driver.execute_cdp_cmd(
-            "Input.dispatchKeyEvent", {"type": "keyDown", **event}
-        )
+        self.driver.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyDown", **event})
         event.pop("text", None)
-        self.driver.execute_cdp_cmd(
-            "Input.dispatchKeyEvent", {"type": "keyUp", **event}
-        )
+        self.driver.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyUp", **event})
 
     def type(self, text):
         """Type a text where the focus is."""

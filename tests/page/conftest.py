@@ -49,9 +49,7 @@ def healthy_steps(rng, count, num_envs, length=LENGTH):
     }
 
 
-def make_buffer(
-    path, rng, count=300, num_envs=2, capacity=1000, change=None, **options
-):
+def make_buffer(path, rng, count=300, num_envs=2, capacity=1000, change=None, **options):
     """Make a buffer of steps; `change` may alter them before they are added."""
     options = {"autoreset": "disabled", "commit_every": None} | options
     steps = healthy_steps(rng, count, num_envs)
@@ -71,9 +69,7 @@ def make_buffer(
 def squeezed(steps, axis=1):
     """Steps without an axis of length 1."""
     return {
-        name: squeezed(value, axis)
-        if isinstance(value, dict)
-        else np.take(value, 0, axis)
+        name: squeezed(value, axis) if isinstance(value, dict) else np.take(value, 0, axis)
         for name, value in steps.items()
     }
 

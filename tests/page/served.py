@@ -19,13 +19,24 @@ class Served:
 
     def __init__(self, *arguments, before=(), python=(), env=None):
         command = [
-            *before, sys.executable, *python, "-m", "mmreplay", "view",
-            *map(str, arguments), "--no-open", "--port", "0",
-        ]  # fmt: skip
+            *before,
+            sys.executable,
+            *python,
+            "-m",
+            "mmreplay",
+            "view",
+            *map(str, arguments),
+            "--no-open",
+            "--port",
+            "0",
+        ]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
-        )  # fmt: skip
+        )
         line = self.process.stdout.readline()
         assert line.startswith("Open http://127.0.0.1:"), self.process.communicate()
         port, token = line.split()[1].split(":")[2].split("/?token=")

@@ -24,8 +24,7 @@ pytestmark = [
     needs_chromium,
     pytest.mark.slow,
     pytest.mark.skipif(
-        not AXE.is_file(),
-        reason="axe-core is missing; .ci/run fetches it, or set MMREPLAY_AXE",
+        not AXE.is_file(), reason="axe-core is missing; .ci/run fetches it, or set MMREPLAY_AXE"
     ),
 ]
 
@@ -69,10 +68,16 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => done(
 @pytest.mark.parametrize(
     "screen",
     [
-        "overview", "episodes", "e=0:40", "draws", "compare&c=1", "overview&b=2",
-        "overview&b=3", "e=0:999",
+        "overview",
+        "episodes",
+        "e=0:40",
+        "draws",
+        "compare&c=1",
+        "overview&b=2",
+        "overview&b=3",
+        "e=0:999",
     ],
-)  # fmt: skip
+)
 def test_no_serious_violation(page, screen, theme, width):
     tab, url = page
     tab.open(url, screen, width=width, theme=theme)

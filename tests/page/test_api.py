@@ -17,13 +17,7 @@ from mmreplay.page.api import Page
 from mmreplay.page.episodes import KINDS, table_rows
 from mmreplay.page.shown import rows_version
 from mmreplay.page.wire import encode_json, pack, unpack
-from tests.page.conftest import (
-    LENGTH,
-    healthy_steps,
-    make_buffer,
-    one_step,
-    schema,
-)
+from tests.page.conftest import LENGTH, healthy_steps, make_buffer, one_step, schema
 
 
 def test_figures_of_the_overview_are_the_buffers(ask, path, stored):
@@ -55,9 +49,10 @@ def test_quarters_are_of_all_newest_episodes(ask, tmp_path, rng):
     ends = np.arange(count) % 3 == 2
     rewards = rng.normal(size=count).astype(np.float32)
     fields = {
-        "observation": mr.Field((), "float32"), "reward": mr.Field((), "float32"),
+        "observation": mr.Field((), "float32"),
+        "reward": mr.Field((), "float32"),
         "terminated": mr.Field((), "bool"),
-    }  # fmt: skip
+    }
     with mr.ReplayBuffer.create(
         tmp_path / "a", mr.Schema(fields), count, autoreset="disabled"
     ) as buffer:
@@ -83,13 +78,7 @@ def test_ends_are_counted_by_kind(ask, tmp_path, rng):
     with mr.ReplayBuffer.open(path, "r+", on_resume="break") as buffer:
         buffer.add(row)
     ends = ask(path).json("overview")["ends"]
-    assert ends == {
-        "terminated": 1,
-        "truncated": 1,
-        "both": 1,
-        "broken off": 1,
-        "running": 1,
-    }
+    assert ends == {"terminated": 1, "truncated": 1, "both": 1, "broken off": 1, "running": 1}
 
 
 def test_histograms_of_rewards_and_actions_are_numpys(ask, path, stored):
@@ -248,8 +237,7 @@ def test_an_episode_is_found_by_any_of_its_positions(ask, path, stored):
 @pytest.mark.parametrize("buckets", [1, 7, 100, 4096])
 def test_a_curve_is_what_numpy_reduces(ask, path, stored, buckets):
     head, body = ask(path).arrays(
-        "curve",
-        f"field=observation/joints&env=1&first=5&stop=250&buckets={buckets}&c0=1&c1=4",
+        "curve", f"field=observation/joints&env=1&first=5&stop=250&buckets={buckets}&c0=1&c1=4"
     )
     values = stored.get_field("observation/joints", 1, np.arange(5, 250))[:, 1:4]
     number = min(buckets, len(values))
@@ -261,14 +249,10 @@ def test_a_curve_is_what_numpy_reduces(ask, path, stored, buckets):
         some = values[edges[bucket] : edges[bucket + 1]]
         np.testing.assert_array_equal(lowest[:, bucket], some.min(0))
         np.testing.assert_array_equal(highest[:, bucket], some.max(0))
-        np.testing.assert_allclose(
-            mean[:, bucket], some.mean(0, dtype=float), rtol=1e-5
-        )
+        np.testing.assert_allclose(mean[:, bucket], some.mean(0, dtype=float), rtol=1e-5)
 
 
-def test_a_bucket_larger_than_a_block_is_what_numpy_reduces(
-    ask, path, stored, monkeypatch
-):
+def test_a_bucket_larger_than_a_block_is_what_numpy_reduces(ask, path, stored, monkeypatch):
     monkeypatch.setattr("mmreplay.page.curves.BLOCK_ROWS", 7)
     client = ask(path)
     for buckets in (1, 2, 5, 40, 245):
@@ -293,9 +277,7 @@ def test_a_bucket_larger_than_a_block_is_what_numpy_reduces(
         ("float64", 1_764_000_000.25, 0.05),
     ],
 )
-def test_curves_of_time_stamps_are_distances(
-    ask, tmp_path, monkeypatch, block, dtype, first, step
-):
+def test_curves_of_time_stamps_are_distances(ask, tmp_path, monkeypatch, block, dtype, first, step):
     monkeypatch.setattr("mmreplay.page.curves.BLOCK_ROWS", block)
     fields = {"observation": mr.Field((2,), dtype), "near": mr.Field((2,), dtype)}
     kind = int if dtype != "float64" else float
@@ -402,16 +384,12 @@ def test_curves_of_whole_numbers_and_bools(ask, tmp_path):
 
 
 def test_frames_are_the_pixels(ask, path, stored):
-    head, body = ask(path).arrays(
-        "frames", "field=observation/pixels&env=1&first=7&count=5"
-    )
+    head, body = ask(path).arrays("frames", "field=observation/pixels&env=1&first=7&count=5")
     pixels = stored.get_field("observation/pixels", 1, np.arange(7, 12))
     assert head["shape"] == [5, 24, 32, 3]
     assert head["at"] == [[1, 7 + i] for i in range(5)]
     assert body == pixels.tobytes()
-    head, body = ask(path).arrays(
-        "frames", "field=observation/pixels&at=1:9,0:3&side=16"
-    )
+    head, body = ask(path).arrays("frames", "field=observation/pixels&at=1:9,0:3&side=16")
     assert head["shape"] == [2, 12, 16, 3]
     first = stored.get_field("observation/pixels", 1, [9])[0, ::2, ::2]
     assert body[: first.size] == first.tobytes()
@@ -458,9 +436,7 @@ def test_an_entity_tag_changes_with_what_is_still_read(ask, path, stored, monkey
     client = ask(path)
     # The background thread waits, so that each look finds a share that is known.
     submitted = []
-    monkeypatch.setattr(
-        client.page.background, "submit", lambda _key, job: submitted.append(job)
-    )
+    monkeypatch.setattr(client.page.background, "submit", lambda _key, job: submitted.append(job))
     tag, shares = "", []
     for _ in range(30):
         answer = client.answer("episodes", "sort=return&limit=500", tag)
@@ -515,9 +491,7 @@ def test_two_buffers_are_counted_on_the_same_axes(ask, path, stored, tmp_path, r
         "reward": rng.normal(size=90).astype(np.float32),
         "terminated": np.arange(90) % 9 == 8,
     }
-    with mr.ReplayBuffer.create(
-        other, mr.Schema(fields), 100, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(other, mr.Schema(fields), 100, autoreset="disabled") as buffer:
         buffer.extend(values)
     answer = ask(path, other).json("compare", "c=1")
     assert answer["names"] == ["robot", "other"]
@@ -540,9 +514,7 @@ def test_two_buffers_are_counted_on_the_same_axes(ask, path, stored, tmp_path, r
         edges = np.array(histograms[name]["edges"])
         assert edges[0] <= min(first.min(), second.min())
         assert edges[-1] >= max(first.max(), second.max())
-        for counts, numbers in zip(
-            histograms[name]["counts"], (first, second), strict=True
-        ):
+        for counts, numbers in zip(histograms[name]["counts"], (first, second), strict=True):
             assert counts == np.histogram(numbers, edges)[0].tolist()
     assert histograms["length"]["values"] == [9.0, 30.0]
     assert histograms["length"]["counts"] == [[0, 20], [10, 0]]
@@ -638,18 +610,32 @@ def test_the_next_reward_is_numpys(ask, tmp_path, monkeypatch, rng, dtype):
 BOUNDS = {
     "overview": ["alpha=5", "alpha=-1", "alpha=nan", "alpha=x"],
     "episodes": [
-        "sort=x", "desc=2", "env=-1", "env=x", "len=1", "len=a,b", "ret=1,nan",
-        "end=x", "whole=yes", "offset=-1", "limit=501", "limit=0", "hist=x",
+        "sort=x",
+        "desc=2",
+        "env=-1",
+        "env=x",
+        "len=1",
+        "len=a,b",
+        "ret=1,nan",
+        "end=x",
+        "whole=yes",
+        "offset=-1",
+        "limit=501",
+        "limit=0",
+        "hist=x",
     ],
     "episode": [
-        "", "env=0", "env=2&at=0", "env=0&at=-1", "env=0&at=1e3",
+        "",
+        "env=0",
+        "env=2&at=0",
+        "env=0&at=-1",
+        "env=0&at=1e3",
         "env=0&at=0&listed=20001",
     ],
-    "reward": [
-        "", "env=0&first=0", "env=0&first=-1&stop=2", "env=0&first=0&stop=1&back=2",
-    ],
+    "reward": ["", "env=0&first=0", "env=0&first=-1&stop=2", "env=0&first=0&stop=1&back=2"],
     "curve": [
-        "field=reward", "field=reward&env=0&first=0&stop=9&buckets=4097",
+        "field=reward",
+        "field=reward&env=0&first=0&stop=9&buckets=4097",
         "field=reward&env=0&first=0&stop=9&buckets=0",
         "field=reward&env=0&first=0&stop=9&c0=1",
         "field=reward&env=0&first=0&stop=9&c0=0&c1=65",
@@ -657,22 +643,21 @@ BOUNDS = {
         f"field=reward&env=0&first={1 << 62}&stop=9",
     ],
     "frames": [
-        "field=reward&env=0&first=0", "field=observation/pixels",
+        "field=reward&env=0&first=0",
+        "field=observation/pixels",
         "field=observation/pixels&env=0&first=0&count=97",
         "field=observation/pixels&env=0&first=0&side=4",
         "field=observation/pixels&env=0&first=0&frame=1",
-        "field=observation/pixels&at=1", "field=observation/pixels&at=a:b",
+        "field=observation/pixels&at=1",
+        "field=observation/pixels&at=a:b",
         "field=observation/pixels&at=0:-1",
         "field=observation/pixels&at=9999999999999999999:0",
         "field=observation/pixels&at=" + ",".join(["0:1"] * 97),
     ],
     "values": ["env=0", "env=0&first=0&count=257", "env=0&first=0&count=0"],
-    "draws": [
-        "", "sampler=x", "sampler=UniformSampler(&seed=0",
-        "sampler=UniformSampler&seed=-1",
-    ],
+    "draws": ["", "sampler=x", "sampler=UniformSampler(&seed=0", "sampler=UniformSampler&seed=-1"],
     "compare": ["", "c=1", "c=-1"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -694,10 +679,16 @@ def test_a_field_that_is_not_there(ask, path):
 def test_addresses_that_are_not_there(ask, path):
     page = ask(path).page
     for address in (
-        "/api/b/1/overview", "/api/b/x/overview", "/api/b/0/x", "/api/b/0", "/api",
-        "/api/b/0/overview/x", "/api/b/-1/overview", "/api/b/99999/overview",
+        "/api/b/1/overview",
+        "/api/b/x/overview",
+        "/api/b/0/x",
+        "/api/b/0",
+        "/api",
+        "/api/b/0/overview/x",
+        "/api/b/-1/overview",
+        "/api/b/99999/overview",
         "/api/b/0/../0/overview",
-    ):  # fmt: skip
+    ):
         assert page.answer(address, "").status == 404, address
 
 
@@ -738,10 +729,7 @@ def test_a_curve_of_too_many_bytes_is_refused(ask, tmp_path):
 
 
 def test_ten_thousand_action_components(ask, tmp_path, rng):
-    fields = {
-        "observation": mr.Field((2,), "float32"),
-        "action": mr.Field((10_000,), "float32"),
-    }
+    fields = {"observation": mr.Field((2,), "float32"), "action": mr.Field((10_000,), "float32")}
     path = tmp_path / "wide"
     with mr.ReplayBuffer.create(path, mr.Schema(fields), 200) as buffer:
         buffer.extend(

@@ -30,10 +30,14 @@ from mmreplay.page import app
 HOSTILE = "<img src=x onerror=alert(1)><script>"
 NOBODY = 65534
 ROUTES = (
-    "overview", "episodes", "episode?env=0&at=0", "values?env=0&first=0&count=9",
-    "curve?field=reward&env=0&first=0&stop=90", "draws?sampler=UniformSampler",
+    "overview",
+    "episodes",
+    "episode?env=0&at=0",
+    "values?env=0&first=0&count=9",
+    "curve?field=reward&env=0&first=0&stop=90",
+    "draws?sampler=UniformSampler",
     "frames?field=observation%2Fpixels&env=0&first=0",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -53,11 +57,24 @@ def serve():
 def run(*arguments, python=(), before=(), env=None):
     """Run the command to its end: its code, and what it printed to stderr."""
     done = subprocess.run(
-        [*before, sys.executable, *python, "-m", "mmreplay", "view", "--no-open",
-         "--port", "0", *map(str, arguments)],
-        capture_output=True, text=True, timeout=60, env=os.environ | (env or {}),
+        [
+            *before,
+            sys.executable,
+            *python,
+            "-m",
+            "mmreplay",
+            "view",
+            "--no-open",
+            "--port",
+            "0",
+            *map(str, arguments),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | (env or {}),
         check=False,
-    )  # fmt: skip
+    )
     return done.returncode, done.stderr
 
 
@@ -165,14 +182,11 @@ def test_a_port_that_another_program_has(path):
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn", "anyio"])
 def test_without_the_extra_the_command_says_what_to_install(path, tmp_path, missing):
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import sys\nsys.modules[{missing!r}] = None\n"
-    )
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
     code, err = run(path, env={"PYTHONPATH": str(tmp_path)})
     assert (code, err) == (
         1,
-        "mmreplay: The page needs Starlette and uvicorn. Run: pip install "
-        "'mmreplay[web]'\n",
+        "mmreplay: The page needs Starlette and uvicorn. Run: pip install 'mmreplay[web]'\n",
     )
 
 
@@ -188,8 +202,10 @@ def test_without_a_browser_the_address_is_printed(path, tmp_path):
     env |= {"PATH": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "mmreplay", "view", str(path), "--port", "0"],
-        stdout=subprocess.PIPE, text=True, env=env,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
     try:
         assert process.stdout.readline().startswith("Open http://127.0.0.1:")
         assert process.stdout.readline() == "No browser was found on this machine.\n"
@@ -281,24 +297,32 @@ print(json.dumps([answers, state["state"], good["state"], other.status]))
 
 @pytest.mark.crash
 @pytest.mark.skipif(
-    kernels.choose("faults", kernels.choice()).runs != "c",
-    reason="the kernels in C are not built",
+    kernels.choose("faults", kernels.choice()).runs != "c", reason="the kernels in C are not built"
 )
 @pytest.mark.parametrize(
     "route",
-    ["overview", "episodes", "episode?env=0&at=0", "values?env=0&first=0",
-     "curve?env=0&field=reward&first=0&stop=100", "draws?sampler=UniformSampler()",
-     "frames?env=0&field=observation/pixels&first=0&count=4", "compare?c=1", "save"],
-)  # fmt: skip
-def test_a_file_that_is_shortened_during_a_read_does_not_end_the_server(
-    tmp_path, rng, route
-):
+    [
+        "overview",
+        "episodes",
+        "episode?env=0&at=0",
+        "values?env=0&first=0",
+        "curve?env=0&field=reward&first=0&stop=100",
+        "draws?sampler=UniformSampler()",
+        "frames?env=0&field=observation/pixels&first=0&count=4",
+        "compare?c=1",
+        "save",
+    ],
+)
+def test_a_file_that_is_shortened_during_a_read_does_not_end_the_server(tmp_path, rng, route):
     bad = make_buffer(tmp_path / "bad", rng)
     good = make_buffer(tmp_path / "good", rng)
     done = subprocess.run(
         [sys.executable, "-c", SHORTENED_DURING_A_READ, str(bad), route, str(good)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, (done.returncode, done.stderr)
     answers, state, other, status = json.loads(done.stdout)
     assert (state, other, status) == ("unreadable", "closed", 200)
@@ -314,9 +338,7 @@ def test_a_fault_of_the_servers_own_is_words(ask, path, monkeypatch, caplog):
 
     monkeypatch.setattr("mmreplay.page.api.read_episode", fail)
     client = ask(path)
-    assert client.refused("episode", "env=0&at=0") == (
-        500, "The server failed: KeyError.",
-    )  # fmt: skip
+    assert client.refused("episode", "env=0&at=0") == (500, "The server failed: KeyError.")
     assert "KeyError: 'x'" in caplog.text
     assert client.json("overview")["steps"] == 600
 
@@ -368,9 +390,7 @@ def test_a_hostile_name_of_a_field_is_data(ask, tmp_path, rng):
 def test_a_buffer_without_ends_or_rewards(ask, tmp_path, rng):
     path = tmp_path / "bare"
     fields = {"observation": mr.Field((2,), "float32")}
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(fields), 100, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 100, 2, autoreset="disabled") as buffer:
         buffer.extend(observation=rng.normal(size=(50, 2, 2)).astype(np.float32))
     client = ask(path)
     overview = client.json("overview")
@@ -398,9 +418,7 @@ def test_an_episode_of_a_million_steps(serve, tmp_path, rng):
     }
     values = rng.normal(size=(count, 4)).astype(np.float32)
     rewards = (np.arange(count) % 1000 == 0).astype(np.float32)
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(fields), count, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), count, autoreset="disabled") as buffer:
         ends = np.arange(count) == count - 1
         buffer.extend(observation=values, reward=rewards, terminated=ends)
     server = serve(path)
@@ -435,9 +453,7 @@ with mr.ReplayBuffer.open(sys.argv[1], sampler=sampler) as buffer:
 
 
 @pytest.mark.crash
-def test_a_trainer_that_starts_while_draws_are_shown_has_its_priorities_on_disk(
-    serve, path, rng
-):
+def test_a_trainer_that_starts_while_draws_are_shown_has_its_priorities_on_disk(serve, path, rng):
     sampler = mr.PrioritizedSampler(seed=0)
     with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
         buffer.update_priorities(buffer.sample(256), rng.random(256))
@@ -461,16 +477,16 @@ def test_a_trainer_that_starts_while_draws_are_shown_has_its_priorities_on_disk(
         for name, data in before.items():
             assert (folder / name).read_bytes() == data, name
         trainer = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(path)], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-c", TRAINER, str(path)],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         try:
             assert trainer.stdout.readline() == "disk\n"
             with open("/proc/locks") as table:
                 inode = str(os.stat(folder / "LOCK").st_ino)
-                holders = [
-                    line.split()[4] for line in table if f":{inode} " in line
-                ]  # fmt: skip
+                holders = [line.split()[4] for line in table if f":{inode} " in line]
             assert str(server.process.pid) not in holders
         finally:
             trainer.communicate("\n")
@@ -581,21 +597,21 @@ def test_a_resize_and_a_removal_by_another_process(serve, path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype", "rows"),
-    [((480, 640, 3), "uint8", 600), ((480, 640), "float32", 300),
-     ((1 << 20,), "float32", 100), ((10_000,), "bfloat16", 4000)],
-)  # fmt: skip
-def test_memory_is_bounded_whatever_the_fields(
-    serve, tmp_path, rng, shape, dtype, rows
-):
+    [
+        ((480, 640, 3), "uint8", 600),
+        ((480, 640), "float32", 300),
+        ((1 << 20,), "float32", 100),
+        ((10_000,), "bfloat16", 4000),
+    ],
+)
+def test_memory_is_bounded_whatever_the_fields(serve, tmp_path, rng, shape, dtype, rows):
     fields = {
         "observation": mr.Field(shape, dtype),
         "action": mr.Field(shape[-1:], "float32"),
         "terminated": mr.Field((), "bool"),
     }
     path = tmp_path / "large"
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(fields), rows, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), rows, autoreset="disabled") as buffer:
         for _ in range(0, rows, 50):
             kind = np.float32 if dtype == "bfloat16" else dtype
             buffer.extend(

@@ -15,23 +15,14 @@ from mmreplay.page import app
 from mmreplay.page.api import Page
 from mmreplay.page.saved import save_page
 from tests.page.browser import needs_chromium
-from tests.page.conftest import (
-    healthy_steps,
-    make_buffer,
-    one_step,
-    schema,
-    squeezed,
-)
+from tests.page.conftest import healthy_steps, make_buffer, one_step, schema, squeezed
 from tests.page.test_server import WRITER
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
 
 def numbers(text):
-    return [
-        float(part.replace(",", ""))
-        for part in re.findall(r"-?[\d,.]+(?:e-?\d+)?", text)
-    ]
+    return [float(part.replace(",", "")) for part in re.findall(r"-?[\d,.]+(?:e-?\d+)?", text)]
 
 
 def test_the_overview_shows_the_buffers_figures(tab, serve, path, stored):
@@ -41,17 +32,13 @@ def test_the_overview_shows_the_buffers_figures(tab, serve, path, stored):
     table = mr.episode_table(stored)
     order = np.argsort(table.end, kind="stable")
     newest = table.returns[order][-5:].mean()
-    assert numbers(tab.text('[data-fact="return"]'))[0] == pytest.approx(
-        newest, rel=1e-3
-    )
+    assert numbers(tab.text('[data-fact="return"]'))[0] == pytest.approx(newest, rel=1e-3)
     assert tab.text("#state") == "Not being written"
     assert "Nothing stands out." in tab.text("main")
     assert tab.texts("#fields th[scope=row]") == list(stored.schema.paths)
     canvases = tab.run("return document.querySelectorAll('main canvas').length")
     assert canvases >= 4
-    sizes = tab.run(
-        "return [0, 1023, 1024, 1023 * 1024, 1048575, 1.56 * 2 ** 30].map(mmr.size)"
-    )
+    sizes = tab.run("return [0, 1023, 1024, 1023 * 1024, 1048575, 1.56 * 2 ** 30].map(mmr.size)")
     assert sizes == ["0 B", "1023 B", "1.00 KiB", "1023 KiB", "1024 KiB", "1.56 GiB"]
     assert tab.errors() == []
 
@@ -103,9 +90,7 @@ def test_the_table_lists_sorts_and_filters(tab, serve, path, stored):
         "const s = document.getElementById('env'); s.value = '1'; s"
         ".dispatchEvent(new Event('change'))"
     )
-    tab.wait(
-        "return document.querySelector('.note').textContent.startsWith('10 of 20')"
-    )
+    tab.wait("return document.querySelector('.note').textContent.startsWith('10 of 20')")
     assert all(text.startswith("1 :") for text in tab.texts(".erow a"))
 
 
@@ -154,25 +139,22 @@ def test_a_million_rows_are_reached_first_middle_and_last(tab, serve, tmp_path):
         )
         assert (count - 1 in rows) == (share == 1)
         # The focus survives scrolling, also of its row out of view.
-        assert tab.run("return document.activeElement.parentElement.parentElement"
-                       ".dataset.row") == "0"  # fmt: skip
+        assert (
+            tab.run("return document.activeElement.parentElement.parentElement.dataset.row") == "0"
+        )
     names = tab.texts(f'[data-row="{count - 1}"] [role=cell]')
     assert names[1:4] == ["0 : 0", "1", "0"]
     tab.key("ArrowDown")
     tab.wait("return document.activeElement.closest('.erow')?.dataset.row === '1'")
     tab.key("End")
-    last = (
-        f"return document.activeElement.closest('.erow')?.dataset.row === '{count - 1}'"
-    )
+    last = f"return document.activeElement.closest('.erow')?.dataset.row === '{count - 1}'"
     tab.wait(last)
     assert tab.errors() == []
 
 
 def test_the_playhead_shows_the_steps_values_and_frame(tab, serve, path, stored):
     tab.open(serve(path), "e=1:40&t=7")
-    begin, _ = (
-        int(x[0]) for x in stored.episodes.locate(np.array([1]), np.array([40]))
-    )
+    begin, _ = (int(x[0]) for x in stored.episodes.locate(np.array([1]), np.array([40])))
     for step in (7, 8, 0):
         if step == 8:
             tab.key("ArrowRight")
@@ -180,13 +162,9 @@ def test_the_playhead_shows_the_steps_values_and_frame(tab, serve, path, stored)
             tab.key("Home")
         position = begin + step
         joints = stored.get_field("observation/joints", 1, [position])[0]
-        tab.wait(
-            f"return document.querySelector('.time')?.textContent.startsWith('{step} "
-            "/')"
-        )
+        tab.wait(f"return document.querySelector('.time')?.textContent.startsWith('{step} /')")
         text = tab.wait(
-            "return document.querySelector('[data-value=\"observation/joints\"]')?"
-            ".textContent"
+            "return document.querySelector('[data-value=\"observation/joints\"]')?.textContent"
         )
         end = time.monotonic() + 5
         while time.monotonic() < end and not np.allclose(
@@ -254,9 +232,7 @@ def test_draws_show_the_samplers_steps(tab, serve, path, stored):
     tab.open(serve(path, sampler="UniformSampler(seed=5)"), "draws")
     tab.wait("return document.querySelectorAll('.tiles li').length === 256")
     draw = mr.UniformSampler(seed=5).draw(stored.view, 256)
-    wanted = sorted(
-        f"{e} : {p}" for e, p in zip(draw.env_ids, draw.positions, strict=True)
-    )
+    wanted = sorted(f"{e} : {p}" for e, p in zip(draw.env_ids, draw.positions, strict=True))
     assert sorted(tab.texts(".tiles .mono")) == wanted
     assert "seed 5, the sampler's own" in tab.text("main")
     tab.run(
@@ -266,8 +242,7 @@ def test_draws_show_the_samplers_steps(tab, serve, path, stored):
     tab.wait("return document.querySelector('main').textContent.includes('of 3 steps')")
     assert "windows of 3 steps" in tab.text("main")
     tab.run(
-        "const t = document.getElementById('sampler'); t.value = 'open(1)'; t.form"
-        ".requestSubmit()"
+        "const t = document.getElementById('sampler'); t.value = 'open(1)'; t.form.requestSubmit()"
     )
     assert "must be a sampler" in tab.wait(
         "const e = document.querySelector('.error'); return !e.hidden && e.textContent"
@@ -297,17 +272,14 @@ def test_two_buffers_are_compared(tab, serve, path, tmp_path, rng):
 
 def test_the_page_grows_with_its_buffer(tab, serve, tmp_path, rng):
     path = tmp_path / "live"
-    with mr.ReplayBuffer.create(
-        path, schema(), 1000, 2, autoreset="disabled"
-    ) as writer:
+    with mr.ReplayBuffer.create(path, schema(), 1000, 2, autoreset="disabled") as writer:
         tab.open(serve(path))
         assert "No step yet" in tab.text("main")
         assert tab.text("#state").startswith("Live")
         steps = healthy_steps(rng, 60, 2)
         writer.extend(steps, final_observation=steps["observation"])
         tab.wait(
-            "return document.querySelector('[data-fact=steps]')?.textContent"
-            ".startsWith('120')"
+            "return document.querySelector('[data-fact=steps]')?.textContent.startsWith('120')"
         )
         # What the mouse points at is said through redraws.
         x, y, *_ = tab.center("#returns .u-over")
@@ -322,9 +294,7 @@ def test_the_page_grows_with_its_buffer(tab, serve, tmp_path, rng):
         writer.extend(steps, final_observation=steps["observation"])
         tab.wait("return document.querySelector('.uplot') && !before.isConnected")
         assert tab.wait(tip).startswith("return ")
-    tab.wait(
-        "return document.getElementById('state').textContent === 'Not being written'"
-    )
+    tab.wait("return document.getElementById('state').textContent === 'Not being written'")
     assert tab.errors() == []
 
 
@@ -337,14 +307,10 @@ def test_a_killed_writer_is_reported(tab, serve, tmp_path):
     try:
         writer.stdout.readline()
         tab.open(serve(path))
-        tab.wait(
-            "return document.getElementById('state').textContent.startsWith('Live')"
-        )
+        tab.wait("return document.getElementById('state').textContent.startsWith('Live')")
         writer.kill()
         begin = time.monotonic()
-        tab.wait(
-            "return document.getElementById('state').textContent === 'Writer gone'"
-        )
+        tab.wait("return document.getElementById('state').textContent === 'Writer gone'")
         assert time.monotonic() - begin < 1.5
         # What was drawn before is drawn again, as the pill has it.
         tab.wait(
@@ -362,10 +328,7 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)<"
 
 
 def hostile(path, rng):
-    fields = {
-        "observation": mr.Field((2,), "float32"),
-        HOSTILE: mr.Field((3,), "float32"),
-    }
+    fields = {"observation": mr.Field((2,), "float32"), HOSTILE: mr.Field((3,), "float32")}
     fields["reward"] = mr.Field((), "float32")
     with mr.ReplayBuffer.create(path, mr.Schema(fields), 200) as buffer:
         buffer.extend(
@@ -382,10 +345,7 @@ def test_names_are_text(tab, serve, tmp_path, rng):
     tab.open(serve(hostile(tmp_path / "<b>x", rng)))
     for screen in ("overview", "e=0:3", "episodes", "draws"):
         tab.go(screen)
-        assert (
-            tab.run("return document.querySelectorAll('main img, main script').length")
-            == 0
-        )
+        assert tab.run("return document.querySelectorAll('main img, main script').length") == 0
         if screen in ("overview", "e=0:3"):
             tab.wait(f"return document.body.textContent.includes({HOSTILE!r})")
     assert tab.errors() == []
@@ -397,11 +357,7 @@ def test_no_request_leaves_for_another_host(tab, serve, path):
     for screen in ("episodes", "e=0:3", "draws", "compare&c=1"):
         tab.go(screen)
         time.sleep(0.3)
-    asked = [
-        address
-        for address in tab.requests()
-        if not address.startswith(("data:", "blob:"))
-    ]
+    asked = [address for address in tab.requests() if not address.startswith(("data:", "blob:"))]
     base = url.partition("?")[0]
     assert len(asked) > 20
     assert [a for a in asked if not a.startswith((base, "about:"))] == []
@@ -421,9 +377,7 @@ def test_a_damaged_buffer_has_words(tab, serve, path, tmp_path, rng):
     assert "Position 999,999 of environment 0 is not written yet." in tab.text("main")
 
 
-@pytest.mark.parametrize(
-    "screen", ["overview", "episodes", "e=0:0", "draws", "compare&c=1"]
-)
+@pytest.mark.parametrize("screen", ["overview", "episodes", "e=0:0", "draws", "compare&c=1"])
 def test_no_sideways_scroll_on_a_phone(tab, serve, path, screen):
     tab.open(serve(path, path), screen, width=390, height=840)
     time.sleep(0.3)
@@ -517,8 +471,7 @@ def test_a_step_is_seen_soon_after_it_was_added(tab, serve, tmp_path, rng):
         steps = squeezed(healthy_steps(rng, 60, 1))
         writer.extend(steps, final_observation=steps["observation"])
         tab.open(serve(path))
-        tab.wait("return document.getElementById('state').textContent"
-                 ".startsWith('Live')")  # fmt: skip
+        tab.wait("return document.getElementById('state').textContent.startsWith('Live')")
         fact = "return document.querySelector('[data-fact=steps]').textContent"
         for added in range(1, 4):
             writer.add(one_step(rng))
@@ -526,14 +479,10 @@ def test_a_step_is_seen_soon_after_it_was_added(tab, serve, tmp_path, rng):
             tab.wait(f"{fact}.startsWith('{60 + added}')")
             # The page promises a second; a busy machine may take longer.
             assert time.monotonic() - begin < 2
-        tab.wait(
-            "return mmr.app.overview(mmr.app.id, true).then(each => each.steps === 63)"
-        )
+        tab.wait("return mmr.app.overview(mmr.app.id, true).then(each => each.steps === 63)")
     # One number of steps is on the screen, that of the figure.
     assert tab.text("#rewards .note") == "all steps"
-    assert "Looked at: all steps." in tab.run(
-        "return document.querySelector('main').textContent"
-    )
+    assert "Looked at: all steps." in tab.run("return document.querySelector('main').textContent")
     assert tab.errors() == []
 
 
@@ -581,26 +530,20 @@ def test_a_removed_folder_leaves_its_last_state(tab, serve, path):
 def test_a_folder_that_is_moved_while_it_is_written_is_followed(tab, serve, tmp_path):
     path, elsewhere = tmp_path / "live", tmp_path / "elsewhere"
     rng = np.random.default_rng(0)
-    with mr.ReplayBuffer.create(
-        path, schema(), 1000, 2, autoreset="disabled"
-    ) as writer:
+    with mr.ReplayBuffer.create(path, schema(), 1000, 2, autoreset="disabled") as writer:
         steps = healthy_steps(rng, 60, 2)
         writer.extend(steps, final_observation=steps["observation"])
         tab.open(serve(path))
         assert tab.run("return document.getElementById('banner') === null")
         path.rename(elsewhere)
         words = (
-            f"{path} leads nowhere: the folder was moved to {elsewhere}. "
-            "The page still follows it."
+            f"{path} leads nowhere: the folder was moved to {elsewhere}. The page still follows it."
         )
         tab.wait("return document.getElementById('banner') !== null")
         assert tab.text("#banner") == words
         assert tab.text("#state").startswith("Live")
         writer.extend(steps, final_observation=steps["observation"])
-        tab.wait(
-            "return document.querySelector('[data-fact=steps]').textContent"
-            ".startsWith('240')"
-        )
+        tab.wait("return document.querySelector('[data-fact=steps]').textContent.startsWith('240')")
         assert tab.text("#banner") == words
         elsewhere.rename(path)
         tab.wait("return document.getElementById('banner') === null")
@@ -609,11 +552,9 @@ def test_a_folder_that_is_moved_while_it_is_written_is_followed(tab, serve, tmp_
 def test_a_server_that_ended_is_named(tab, serve, path):
     url = serve(path)
     tab.open(url)
-    tab.wait("return document.getElementById('state').textContent === "
-             "'Not being written'")  # fmt: skip
+    tab.wait("return document.getElementById('state').textContent === 'Not being written'")
     serve.servers[0].close()
-    tab.wait("return document.getElementById('state').textContent === "
-             "'No answer from the server'")  # fmt: skip
+    tab.wait("return document.getElementById('state').textContent === 'No answer from the server'")
     assert tab.text('[data-fact="steps"]').startswith("600")
     tab.go("draws")
     assert "mmreplay view has ended" in tab.wait(
@@ -629,9 +570,7 @@ def test_a_server_that_ended_is_named(tab, serve, path):
 
 
 def test_each_tab_has_its_own_key(tab, serve, path, tmp_path, rng):
-    with mr.ReplayBuffer.create(
-        tmp_path / "one", schema(), 100, autoreset="disabled"
-    ) as writer:
+    with mr.ReplayBuffer.create(tmp_path / "one", schema(), 100, autoreset="disabled") as writer:
         writer.add(one_step(rng))
         tab.open(serve(tmp_path / "one", path))
         assert tab.texts("#nav a") == ["Overview", "Episodes", "Compare"]
@@ -656,9 +595,7 @@ def test_each_tab_has_its_own_key(tab, serve, path, tmp_path, rng):
         ("e=0:99999", "not written yet"),
     ],
 )
-def test_an_address_that_leads_nowhere_offers_the_episodes(
-    tab, serve, path, address, words
-):
+def test_an_address_that_leads_nowhere_offers_the_episodes(tab, serve, path, address, words):
     tab.open(serve(path), address)
     assert words in tab.text(".empty")
     assert tab.texts(".empty a") == ["All episodes"]
@@ -675,13 +612,16 @@ def test_one_buffer_is_named_without_a_choice(tab, serve, path):
 def test_time_stamps_have_all_their_digits(tab, serve, path):
     tab.open(serve(path))
     numbers_ = tab.run(
-        "return [1700000001, 1.7e15, 3e16, 12345678.4, 1700000016.03, -1e7 - 0.25]"
-        ".map(mmr.number)"
+        "return [1700000001, 1.7e15, 3e16, 12345678.4, 1700000016.03, -1e7 - 0.25].map(mmr.number)"
     )
     assert numbers_ == [
-        "1,700,000,001", "1,700,000,000,000,000", "3.00e+16", "12,345,678.4",
-        "1,700,000,016.03", "-10,000,000.25",
-    ]  # fmt: skip
+        "1,700,000,001",
+        "1,700,000,000,000,000",
+        "3.00e+16",
+        "12,345,678.4",
+        "1,700,000,016.03",
+        "-10,000,000.25",
+    ]
     assert tab.run('return mmr.plus("1700000016.0", 0.03)') == "1,700,000,016.03"
 
 
@@ -723,8 +663,7 @@ def test_nothing_moves_where_the_reader_wants_none(tab, serve, tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "a", schema(), 100):
         url = serve(tmp_path / "a")
         moves = (
-            "return getComputedStyle(document.getElementById('state'), '::before')"
-            ".animationName"
+            "return getComputedStyle(document.getElementById('state'), '::before').animationName"
         )
         for motion, wanted in (("no-preference", "beat"), ("reduce", "none")):
             tab.open(url, motion=motion)
@@ -750,12 +689,9 @@ return [document.querySelectorAll('[data-reached]').length, visible && outlined]
 
 
 @pytest.mark.parametrize(
-    "screen",
-    ["overview", "episodes", "e=0:0", "draws", "compare&c=1", "overview&b=2"],
+    "screen", ["overview", "episodes", "e=0:0", "draws", "compare&c=1", "overview&b=2"]
 )
-def test_tab_reaches_everything_and_shows_where_it_is(
-    tab, serve, path, tmp_path, rng, screen
-):
+def test_tab_reaches_everything_and_shows_where_it_is(tab, serve, path, tmp_path, rng, screen):
     def change(steps):
         steps["observation"]["joints"][3, 0, 0] = np.nan
 
@@ -785,12 +721,7 @@ def test_tab_reaches_everything_and_shows_where_it_is(
 
 def test_keys_open_every_screen_and_change_what_it_shows(tab, serve, path):
     tab.open(serve(path, path))
-    for key, screen in (
-        ("2", "episodes"),
-        ("3", "draws"),
-        ("4", "compare"),
-        ("1", "overview"),
-    ):
+    for key, screen in (("2", "episodes"), ("3", "draws"), ("4", "compare"), ("1", "overview")):
         tab.key(key)
         tab.wait(f"return mmr.app.shown?.startsWith('#{screen}')")
     tab.key("2")
@@ -798,8 +729,9 @@ def test_keys_open_every_screen_and_change_what_it_shows(tab, serve, path):
     # A column is sorted from its head.
     tab.run("document.querySelector('.ehead [data-sort=length]').focus()")
     tab.key("Enter")
-    tab.wait("return document.querySelector('[aria-sort=descending]')?.textContent"
-             ".startsWith('Length')")  # fmt: skip
+    tab.wait(
+        "return document.querySelector('[aria-sort=descending]')?.textContent.startsWith('Length')"
+    )
     tab.key("?")
     assert tab.run("return document.getElementById('keys').open")
     tab.key("Escape")
@@ -827,9 +759,7 @@ window.fetch = async (path) => {
         ("sampler", "draws", "e=0:62", "positions 62 to"),
     ],
 )
-def test_a_slow_answer_does_not_replace_a_newer_one(
-    tab, serve, path, slow, first, second, shown
-):
+def test_a_slow_answer_does_not_replace_a_newer_one(tab, serve, path, slow, first, second, shown):
     tab.open(serve(path))
     tab.run(SLOW, slow, 700)
     tab.run("location.hash = arguments[0]", f"#{first}")
@@ -1021,8 +951,7 @@ def test_the_table_is_sorted_by_the_kind_of_end(tab, serve, path):
             f"{direction}]')?.textContent.startsWith('End')"
         )
         tab.wait(
-            "return document.querySelector('.erow[data-row=\"0\"] .tag')?.textContent "
-            f"=== '{word}'"
+            f"return document.querySelector('.erow[data-row=\"0\"] .tag')?.textContent === '{word}'"
         )
     assert tab.errors() == []
 
@@ -1064,9 +993,7 @@ def test_another_buffer_at_the_same_path_is_another(tab, serve, path, rng):
     version = tab.run("return mmr.app.states[0].version")
     shutil.rmtree(path)
     make_buffer(path, rng)
-    tab.wait(
-        f"return mmr.app.states[0].version?.split('.')[0] !== {version.split('.')[0]!r}"
-    )
+    tab.wait(f"return mmr.app.states[0].version?.split('.')[0] !== {version.split('.')[0]!r}")
     tab.go("overview")
     tab.go("episodes")
     tab.wait("return document.querySelectorAll('.erow').length > 5")
@@ -1133,9 +1060,7 @@ def test_a_saved_table_is_that_of_the_server(tab, serve, path, tmp_path):
 
 
 def test_draws_are_offered_where_a_step_can_be_drawn(tab, serve, tmp_path, rng):
-    with mr.ReplayBuffer.create(
-        tmp_path / "one", schema(), 100, autoreset="disabled"
-    ) as writer:
+    with mr.ReplayBuffer.create(tmp_path / "one", schema(), 100, autoreset="disabled") as writer:
         writer.add(one_step(rng))
         tab.open(serve(tmp_path / "one"))
         assert tab.text("[data-fact=steps]").startswith("1")
@@ -1157,8 +1082,7 @@ def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):
     tab.open((tmp_path / "page" / "index.html").as_uri(), "episodes")
     tab.wait("return document.querySelectorAll('.erow a').length > 2")
     saved = sorted(
-        tuple(int(n.replace(",", "")) for n in text.split(" : "))
-        for text in tab.texts(".erow a")
+        tuple(int(n.replace(",", "")) for n in text.split(" : ")) for text in tab.texts(".erow a")
     )
     for env_id in (0, 1):
         begins = [begin for env, begin in saved if env == env_id]
@@ -1184,9 +1108,7 @@ def test_a_saved_page_leads_to_saved_episodes_only(tab, path, tmp_path):
     begin, last = map(int, re.search(r"positions (\d+) to (\d+)", words).groups())
     assert begin <= position <= last
     step = position - begin
-    tab.wait(
-        f"return document.querySelector('.time').textContent.startsWith('{step} ')"
-    )
+    tab.wait(f"return document.querySelector('.time').textContent.startsWith('{step} ')")
     assert tab.errors() == []
 
 
@@ -1268,9 +1190,7 @@ def test_each_width_shows_all_of_the_page_without_holes(tab, serve, tmp_path):
                     assert end == pytest.approx(whole[1], abs=2), where
             for end in ends_of_rows(places["cards"]):
                 wanted = min(width, 1440) - margin
-                assert screen.startswith("e=") or end == pytest.approx(wanted, abs=1), (
-                    where,
-                )
+                assert screen.startswith("e=") or end == pytest.approx(wanted, abs=1), (where,)
             if width == 390:
                 assert places["small"] == [], where
     assert tab.errors() == []

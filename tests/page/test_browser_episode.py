@@ -98,9 +98,7 @@ def test_each_bucket_is_what_numpy_computes(tab, serve, long_episode):
     steps, *lines = tip.split("\n")
     first, until = (int(n.replace(",", "")) for n in steps.split(":")[0].split(" to "))
     part = values["observation"][first : until + 1, 2].astype(np.float64)
-    shown = [
-        float(n) for n in lines[2].split(" ", 1)[1].replace(" to ", ", ").split(", ")
-    ]
+    shown = [float(n) for n in lines[2].split(" ", 1)[1].replace(" to ", ", ").split(", ")]
     wanted = [part.mean(), part.min(), part.max()]
     np.testing.assert_allclose(shown, wanted, rtol=1e-3, atol=1e-3)
     assert tab.errors() == []
@@ -111,9 +109,7 @@ def test_the_last_steps_of_a_long_episode_are_seen_one_by_one(tab, serve, long_e
     tab.open(serve(path), "e=0:0")
     curves_drawn(tab, 3)
     tab.key("End")
-    tab.wait(
-        "return document.querySelector('.time').textContent === '999,999 / 999,999'"
-    )
+    tab.wait("return document.querySelector('.time').textContent === '999,999 / 999,999'")
     for _ in range(12):
         tab.key("x")
     tab.wait("return mmr.app.player.curves().every((c) => c.data().plain)")
@@ -124,10 +120,7 @@ def test_the_last_steps_of_a_long_episode_are_seen_one_by_one(tab, serve, long_e
     wanted = values["observation"][-len(data[0]) :].T
     np.testing.assert_array_equal(floats(data), wanted)
     action = values["action"][-1]
-    tab.wait(
-        "return document.querySelector('[data-value=action]')?.textContent === "
-        f"'{action}'"
-    )
+    tab.wait(f"return document.querySelector('[data-value=action]')?.textContent === '{action}'")
 
 
 def test_nan_rewards_are_gaps(tab, serve, long_episode):
@@ -145,18 +138,12 @@ def test_nan_rewards_are_gaps(tab, serve, long_episode):
         wanted = values["reward"][step]
         assert value is None if np.isnan(wanted) else value == wanted
     assert shown[steps.index(UNKNOWN[1])] is None
-    tab.wait(
-        "return document.querySelector('[data-value=reward]')?.textContent === "
-        "'not finite'"
-    )
+    tab.wait("return document.querySelector('[data-value=reward]')?.textContent === 'not finite'")
 
 
 def test_ten_thousand_components_are_paged(tab, serve, tmp_path, rng):
     actions = rng.normal(size=(60, 10_000)).astype(np.float32)
-    fields = {
-        "observation": mr.Field((), "float32"),
-        "action": mr.Field((10_000,), "float32"),
-    }
+    fields = {"observation": mr.Field((), "float32"), "action": mr.Field((10_000,), "float32")}
     with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
         buffer.extend(observation=np.arange(60, dtype=np.float32), action=actions)
     tab.open(serve(tmp_path / "a"))
@@ -165,9 +152,7 @@ def test_ten_thousand_components_are_paged(tab, serve, tmp_path, rng):
     curves_drawn(tab, 2)
     data = tab.run(DATA, "action")
     np.testing.assert_array_equal(floats(data["mean"]), actions[:, :8].T)
-    tab.run(
-        "document.querySelector('[aria-label=\"Components after of action\"]').click()"
-    )
+    tab.run("document.querySelector('[aria-label=\"Components after of action\"]').click()")
     tab.wait(
         "return document.querySelector('[data-curve=action] .pair').textContent"
         ".includes('8 to 15 of 10,000')"
@@ -201,9 +186,7 @@ def test_curves_are_grouped_hidden_and_shown_by_hand(tab, serve, path, stored):
     # One component is hidden: it leaves the tip, and comes back.
     hide = "document.querySelector('[aria-label=\"Show action[1]\"]').click()"
     tab.run(hide)
-    pressed = (
-        "return document.querySelector('[aria-label=\"Show action[1]\"]').ariaPressed"
-    )
+    pressed = "return document.querySelector('[aria-label=\"Show action[1]\"]').ariaPressed"
     assert tab.run(pressed) == "false"
     x, y, *_ = tab.center(f'[data-curve="{together}"] .u-over')
     tab.mouse("mouseMoved", x, y, 0)
@@ -305,16 +288,12 @@ def test_an_address_leads_to_the_step(tab, serve, tmp_path, rng):
         steps["truncated"][:] = False
         steps["terminated"][99::100] = True
 
-    path = make_buffer(
-        tmp_path / "a", rng, count=1250, num_envs=4, capacity=1400, change=change
-    )
+    path = make_buffer(tmp_path / "a", rng, count=1250, num_envs=4, capacity=1400, change=change)
     url = serve(path)
     tab.open(url, "e=3:1204&t=37")
     with mr.ReplayBuffer.open(path) as buffer:
         episodes = buffer.episodes
-        begin, end = (
-            int(x[0]) for x in episodes.locate(np.array([3]), np.array([1204]))
-        )
+        begin, end = (int(x[0]) for x in episodes.locate(np.array([3]), np.array([1204])))
     assert begin < 1204 < end
     tab.wait("return document.querySelector('.time').textContent.startsWith('37 /')")
     assert f"environment 3, positions {begin:,} to {end - 1:,}" in tab.text(".title")
@@ -339,8 +318,7 @@ def test_steps_in_view_are_selected(tab, serve, path, stored):
     tab.key("s")
     words = "1 episode and 1 range selected"
     tab.wait(
-        "return document.querySelector('[aria-label=Selection] h2').textContent === "
-        f"'{words}'"
+        f"return document.querySelector('[aria-label=Selection] h2').textContent === '{words}'"
     )
     command = tab.text(".cmd")
     assert command.startswith("mmreplay convert ")
@@ -366,8 +344,7 @@ def test_images_of_every_kind_are_shown(tab, serve, tmp_path, rng):
         "depth": rng.random((count, 18, 16), np.float32),
     }
     fields = {
-        name: mr.Field(values.shape[1:], values.dtype.name)
-        for name, values in images.items()
+        name: mr.Field(values.shape[1:], values.dtype.name) for name, values in images.items()
     }
     schema = mr.Schema({"observation": fields, "reward": mr.Field((), "float32")})
     with mr.ReplayBuffer.create(tmp_path / "a", schema, 20) as buffer:
@@ -468,10 +445,7 @@ def test_large_numbers_are_drawn_and_are_exact_at_the_step(tab, serve, tmp_path)
             bottom, top = tab.run("return mmr.limitsOf(arguments)", low, high)
             assert bottom + (top - bottom) / 10 > bottom
         # An axis of what is nearly equal has a tick, and labels are short.
-        assert tab.run("return mmr.labels(null, [1.7e18, 0], 0, 0, 1e16)") == [
-            "1.70e18",
-            "0",
-        ]
+        assert tab.run("return mmr.labels(null, [1.7e18, 0], 0, 0, 1e16)") == ["1.70e18", "0"]
     finally:
         tab.driver.set_script_timeout(60)
     assert tab.errors() == []
@@ -492,15 +466,11 @@ def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path, monkeypatc
     wanted = [(False, 3998), (False, 4000), (True, 3998), (False, 4000), (False, 4002)]
     for back, step in wanted:
         tab.key("R" if back else "r", shift=back)
-        tab.wait(
-            f"return document.querySelector('.time').textContent === '{step:,} / 9,999'"
-        )
+        tab.wait(f"return document.querySelector('.time').textContent === '{step:,} / 9,999'")
     tab.run("mmr.app.player.move(5998)")
     for back, step in ((False, 9000), (True, 5998), (True, 5996)):
         tab.key("R" if back else "r", shift=back)
-        tab.wait(
-            f"return document.querySelector('.time').textContent === '{step:,} / 9,999'"
-        )
+        tab.wait(f"return document.querySelector('.time').textContent === '{step:,} / 9,999'")
     # There is no other one behind the last.
     tab.run("mmr.app.player.move(9000)")
     tab.key("r")
@@ -515,9 +485,7 @@ def test_rewards_past_the_listed_ones_are_found(tab, serve, tmp_path, monkeypatc
     assert tab.text("[data-note=rewards]") == ""
     for back, step in ((False, 9000), (True, 5998)):
         tab.key("R" if back else "r", shift=back)
-        tab.wait(
-            f"return document.querySelector('.time').textContent === '{step:,} / 9,999'"
-        )
+        tab.wait(f"return document.querySelector('.time').textContent === '{step:,} / 9,999'")
     # and says where it ends.
     monkeypatch.setattr("mmreplay.page.saved.MAX_LISTED_REWARDS", 2000)
     save_page(page, tmp_path / "less")
@@ -542,9 +510,7 @@ def test_time_stamps_are_drawn_as_distances(tab, serve, tmp_path):
     }
     with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100) as buffer:
         buffer.extend(
-            observation=np.zeros(50, np.float32),
-            stamp_ns=stamps,
-            received_ns=stamps + 1000,
+            observation=np.zeros(50, np.float32), stamp_ns=stamps, received_ns=stamps + 1000
         )
     tab.open(serve(tmp_path / "a"), "e=0:3")
     curves_drawn(tab, 3)
@@ -555,8 +521,7 @@ def test_time_stamps_are_drawn_as_distances(tab, serve, tmp_path):
     x, y, *_ = tab.center("[data-curve=stamp_ns] .u-over")
     tab.mouse("mouseMoved", x, y, 0)
     tip = tab.wait(
-        "const t = document.querySelector('[data-tip=stamp_ns]');"
-        "return !t.hidden && t.textContent"
+        "const t = document.querySelector('[data-tip=stamp_ns]');return !t.hidden && t.textContent"
     )
     step, value = tip.split(": ")
     assert abs(int(value.replace(",", "")) - stamps[int(step)]) <= 64
@@ -590,9 +555,7 @@ def test_e_goes_to_the_end_and_then_to_the_next_one(tab, serve, path):
     assert tab.errors() == []
 
 
-def test_the_address_of_the_playhead_does_not_replace_one_that_was_followed(
-    tab, serve, path
-):
+def test_the_address_of_the_playhead_does_not_replace_one_that_was_followed(tab, serve, path):
     tab.open(serve(path), "e=0:0")
     # The timer of the playhead ends after the key, and before the event of its address.
     tab.run(
@@ -643,9 +606,7 @@ def test_every_field_can_be_switched_on(tab, serve, tmp_path):
     tab.open(serve(tmp_path / "a"), "e=0:0")
     curves_drawn(tab, 12)
     assert tab.text("details summary") == "5 more fields"
-    assert tab.texts("[aria-label='More fields'] .key") == [
-        f"f{n}" for n in range(12, 17)
-    ]
+    assert tab.texts("[aria-label='More fields'] .key") == [f"f{n}" for n in range(12, 17)]
     tab.run("document.querySelector('details').open = true")
     for number in (14, 16):
         tab.run(f"document.querySelector('[aria-label=\"Show f{number}\"]').click()")
@@ -655,17 +616,13 @@ def test_every_field_can_be_switched_on(tab, serve, tmp_path):
     curves_drawn(tab, 13)
     words = tab.texts(".nothing")
     assert words == [
-        "wide is not drawn: a row of it has 78.1 KiB, a curve is read of 64.0 KiB at "
-        "most."
+        "wide is not drawn: a row of it has 78.1 KiB, a curve is read of 64.0 KiB at most."
     ]
     assert tab.errors() == []
 
 
 def test_an_age_says_how_long_ago_that_is(tab, serve, tmp_path):
-    fields = {
-        "observation": mr.Field((), "float32"),
-        "terminated": mr.Field((), "bool"),
-    }
+    fields = {"observation": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
     stop = threading.Event()
     with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 100_000) as buffer:
 
@@ -679,14 +636,14 @@ def test_an_age_says_how_long_ago_that_is(tab, serve, tmp_path):
         writer.start()
         try:
             tab.open(serve(tmp_path / "a"))
-            tab.wait(
-                "return mmr.app.states[0].rate > 20 && mmr.app.states[0].head > 99"
-            )
+            tab.wait("return mmr.app.states[0].rate > 20 && mmr.app.states[0].head > 99")
             tab.go("e=0:0")
             text = tab.text(".title")
             # It moves with the writer.
-            tab.wait(f"return !{json.dumps(text)}.includes(document.querySelector"
-                     "('#age').textContent.split(' steps')[0])")  # fmt: skip
+            tab.wait(
+                f"return !{json.dumps(text)}.includes(document.querySelector"
+                "('#age').textContent.split(' steps')[0])"
+            )
         finally:
             stop.set()
             writer.join()
@@ -702,9 +659,7 @@ def test_buffers_of_other_kinds_are_shown(tab, serve, tmp_path, rng, kind):
     if kind == "env_major":
         make_buffer(path, rng, layout="env_major")
     else:
-        with mr.ReplayBuffer.create(
-            path, schema(), 1000, 2, autoreset="next_step"
-        ) as buffer:
+        with mr.ReplayBuffer.create(path, schema(), 1000, 2, autoreset="next_step") as buffer:
             buffer.extend(healthy_steps(rng, 300, 2))
     tab.open(serve(path))
     with mr.ReplayBuffer.open(path) as buffer:
@@ -748,9 +703,7 @@ def test_an_episode_without_an_end_grows(tab, serve, tmp_path, rng):
         rows = rows_of(squeezed(steps), first, stop)
         return rows, {"final_observation": rows["observation"]}
 
-    with mr.ReplayBuffer.create(
-        tmp_path / "live", schema(), 250, autoreset="disabled"
-    ) as writer:
+    with mr.ReplayBuffer.create(tmp_path / "live", schema(), 250, autoreset="disabled") as writer:
         rows, more = some(0, 60)
         writer.extend(rows, **more)
         tab.open(serve(tmp_path / "live"), "e=0:0&t=50")
@@ -776,9 +729,7 @@ def test_an_episode_without_an_end_grows(tab, serve, tmp_path, rng):
         assert "no end so far" not in tab.text(".title")
         # The ring has 250 rows and one is the final one: the first steps are gone.
         assert "its first steps were overwritten" in tab.text(".title")
-        assert not tab.run(
-            "return document.querySelector('[aria-label^=\"Next →\"]').disabled"
-        )
+        assert not tab.run("return document.querySelector('[aria-label^=\"Next →\"]').disabled")
         tab.key("End")
         tab.wait("return mmr.app.player.shown() === 199")
     assert tab.errors() == []
@@ -812,10 +763,13 @@ def test_curves_show_each_step_whole_and_nothing_else(tab, serve, tmp_path):
     fields = {
         name: mr.Field((), dtype)
         for name, dtype in (
-            ("action", "int64"), ("reward", "float32"), ("terminated", "bool"),
-            ("value", "float32"), ("advantage", "float32"),
+            ("action", "int64"),
+            ("reward", "float32"),
+            ("terminated", "bool"),
+            ("value", "float32"),
+            ("advantage", "float32"),
         )
-    }  # fmt: skip
+    }
     actions = np.zeros(count + long, np.int64)
     actions[count - 1], actions[count + long // 2 :] = 3, 3
     ends = np.zeros(count + long, bool)

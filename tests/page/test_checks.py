@@ -9,12 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.page import checks as checks_module
 from mmreplay.page import overview as overview_module
-from mmreplay.page.checks import (
-    check_behind,
-    check_dominates,
-    check_ends,
-    check_unknown_next,
-)
+from mmreplay.page.checks import check_behind, check_dominates, check_ends, check_unknown_next
 from mmreplay.page.priorities import EPS
 from tests.page.conftest import healthy_steps, make_buffer, schema
 
@@ -68,18 +63,21 @@ def healthy(kind, tmp_path, rng):
     if kind == "next step":
         steps = healthy_steps(rng, 310, 2, 31)
         steps["reward"][0::31] = 0
-        with mr.ReplayBuffer.create(
-            path, schema(), 500, 2, autoreset="next_step"
-        ) as buffer:
+        with mr.ReplayBuffer.create(path, schema(), 500, 2, autoreset="next_step") as buffer:
             buffer.extend(steps)
         return path
     return discrete(rng, 500, rng.integers(0, 4, 500), path)
 
 
 HEALTHY = [
-    "robot", "one environment", "time major", "compressed", "full ring", "next step",
+    "robot",
+    "one environment",
+    "time major",
+    "compressed",
+    "full ring",
+    "next step",
     "discrete",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
@@ -88,9 +86,7 @@ def test_nothing_stands_out_of_a_healthy_buffer(ask, tmp_path, rng, kind):
 
 
 def test_every_reward_is_0(ask, tmp_path, rng):
-    path = make_buffer(
-        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(0)
-    )
+    path = make_buffer(tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(0))
     finding_of = findings(ask(path))
     assert finding_of["rewards"]["level"] == "problem"
     assert "None of 600 rewards differs from 0." in finding_of["rewards"]["text"]
@@ -98,16 +94,13 @@ def test_every_reward_is_0(ask, tmp_path, rng):
 
 @pytest.mark.parametrize("value", [-1, 1])
 def test_rewards_that_are_all_the_same_are_fine(ask, tmp_path, rng, value):
-    path = make_buffer(
-        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(value)
-    )
+    path = make_buffer(tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(value))
     client = ask(path)
     assert findings(client) == {}
     [found] = [c for c in client.json("overview")["checks"] if c["id"] == "rewards"]
     assert found["title"] == f"Every reward is {value}"
     assert found["text"] == (
-        "A return says how long the episode is. Looked at: all steps and each of "
-        "2 environments."
+        "A return says how long the episode is. Looked at: all steps and each of 2 environments."
     )
 
 
@@ -124,15 +117,12 @@ def test_every_finite_reward_is_the_same(ask, tmp_path, rng):
 
 
 @pytest.mark.parametrize(("count", "level"), [(1, "look"), (2, "fine")])
-def test_rewards_are_rare_below_one_of_ten_thousand_steps(
-    ask, tmp_path, rng, count, level
-):
+def test_rewards_are_rare_below_one_of_ten_thousand_steps(ask, tmp_path, rng, count, level):
     rewards = np.zeros(19_000, np.float32)
     rewards[[5000, 15_000][:count]] = 1
     path = discrete(
-        rng, 19_000, rng.integers(0, 4, 19_000), tmp_path / "a", 20_000,
-        data={"reward": rewards},
-    )  # fmt: skip
+        rng, 19_000, rng.integers(0, 4, 19_000), tmp_path / "a", 20_000, data={"reward": rewards}
+    )
     checks = ask(path).json("overview")["checks"]
     [found] = [check for check in checks if check["id"] == "rewards"]
     assert found["level"] == level
@@ -154,9 +144,7 @@ def test_no_reward_field(ask, tmp_path, rng):
 
 
 def test_rewards_that_are_all_nan(ask, tmp_path, rng):
-    path = make_buffer(
-        tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(np.nan)
-    )
+    path = make_buffer(tmp_path / "a", rng, change=lambda steps: steps["reward"].fill(np.nan))
     client = ask(path)
     finding_of = findings(client)
     assert finding_of["rewards"]["title"] == "No finite reward"
@@ -177,9 +165,7 @@ def test_values_that_are_not_finite(ask, tmp_path, rng):
     assert finding_of["not finite"]["to"] == "field:observation/joints"
 
 
-def test_a_component_of_an_observation_that_never_changes_is_fine_and_named(
-    ask, tmp_path, rng
-):
+def test_a_component_of_an_observation_that_never_changes_is_fine_and_named(ask, tmp_path, rng):
     # MuJoCo's Ant, Humanoid and Pusher have some, and so has the memory of a game.
     def change(steps):
         steps["observation"]["joints"][..., 2] = 0.25
@@ -201,10 +187,7 @@ def test_an_observation_that_never_changes(ask, tmp_path, rng):
     finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
     assert [*finding_of] == ["never changes"]
     assert finding_of["never changes"]["level"] == "look"
-    assert (
-        finding_of["never changes"]["title"]
-        == "Never changes: observation/joints[0] and 3 more"
-    )
+    assert finding_of["never changes"]["title"] == "Never changes: observation/joints[0] and 3 more"
 
 
 def never_changes(client):
@@ -289,10 +272,7 @@ def test_all_saturated_components_are_counted(ask, tmp_path, rng):
 
     finding_of = findings(ask(make_buffer(tmp_path / "a", rng, change=change)))
     title = finding_of["saturated"]["title"]
-    assert title in (
-        "Saturated: action[0] and 1 more",
-        "Saturated: action[1] and 1 more",
-    )
+    assert title in ("Saturated: action[0] and 1 more", "Saturated: action[1] and 1 more")
     assert "of the values of action[" in finding_of["saturated"]["text"]
 
 
@@ -389,9 +369,7 @@ def test_steps_that_are_never_drawn(ask, tmp_path, rng):
     steps["truncated"] |= steps["terminated"]
     steps["terminated"][:150] = False
     steps["truncated"][150:] = False
-    with mr.ReplayBuffer.create(
-        tmp_path / "a", schema(), 500, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "a", schema(), 500, 2, autoreset="disabled") as buffer:
         buffer.extend(steps)
         never = buffer.episodes.num_illegal - buffer.episodes.num_finals
     finding_of = findings(ask(tmp_path / "a"))
@@ -401,13 +379,9 @@ def test_steps_that_are_never_drawn(ask, tmp_path, rng):
 
 def test_an_environment_is_behind(ask, tmp_path, rng):
     steps = healthy_steps(rng, 200, 1)
-    with mr.ReplayBuffer.create(
-        tmp_path / "a", schema(), 500, 3, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "a", schema(), 500, 3, autoreset="disabled") as buffer:
         for env_id in (0, 2, 0, 2, 1):
-            buffer.extend(
-                steps, env_ids=[env_id], final_observation=steps["observation"]
-            )
+            buffer.extend(steps, env_ids=[env_id], final_observation=steps["observation"])
     finding_of = findings(ask(tmp_path / "a"))
     assert finding_of["behind"]["title"] == "Environment 1 is behind"
     assert finding_of["behind"]["level"] == "look"
@@ -483,9 +457,7 @@ def test_few_rows_take_most_draws(ask, tmp_path, rng):
         ids = np.repeat([0, 1], [len(some) for some in steps])
         positions = np.concatenate(steps)
         steps_only = (stored.flags(ids, positions) & 8) == 0
-        column = np.fromfile(
-            path / "samplers" / "prioritized" / "priorities.bin", "<f4"
-        )
+        column = np.fromfile(path / "samplers" / "prioritized" / "priorities.bin", "<f4")
         raw = column[stored.metadata.ring.rows(ids, positions)][steps_only]
     for alpha in (0.6, 0.0, 1.0):
         masses = np.sort((raw.astype(float) + EPS) ** alpha)[::-1]
@@ -520,9 +492,7 @@ def test_spread_priorities_are_fine(ask, tmp_path, rng):
     with mr.ReplayBuffer.open(path, sampler=sampler) as buffer:
         buffer.sample(1)
         env_ids, positions = np.repeat([0, 1], 300), np.tile(np.arange(300), 2)
-        sampler.update_priorities(
-            buffer.view, env_ids, positions, rng.random(600) + 0.1
-        )
+        sampler.update_priorities(buffer.view, env_ids, positions, rng.random(600) + 0.1)
     assert "priorities" not in findings(ask(path))
 
 
@@ -552,8 +522,7 @@ def test_an_empty_buffer_has_no_findings(ask, tmp_path):
 def test_the_documented_findings_are_those_of_the_page():
     root = Path(mr.__file__).parent
     made = re.findall(
-        r'PageFinding\(\s*(?:"\w+"|level),\s*"([a-z ]+)"',
-        (root / "page" / "checks.py").read_text(),
+        r'PageFinding\(\s*(?:"\w+"|level),\s*"([a-z ]+)"', (root / "page" / "checks.py").read_text()
     )
     text = (root.parent / "docs" / "view.md").read_text()
     documented = re.findall(r"^\| ([a-z ]+) \|", text, re.M)
@@ -576,10 +545,7 @@ def test_edges_of_the_rules():
 
 
 def test_a_sample_says_that_it_is_one(ask, tmp_path, rng):
-    fields = {
-        "observation": mr.Field((2,), "float32"),
-        "reward": mr.Field((), "float32"),
-    }
+    fields = {"observation": mr.Field((2,), "float32"), "reward": mr.Field((), "float32")}
     path = tmp_path / "a"
     with mr.ReplayBuffer.create(path, mr.Schema(fields), 200_000) as buffer:
         rewards = rng.random(150_000, np.float32) + 1
@@ -592,15 +558,24 @@ def test_a_sample_says_that_it_is_one(ask, tmp_path, rng):
 
 
 CHECKS = {
-    "check_rewards": "rewards", "check_finite": "not finite",
-    "check_changes": "never changes", "check_repeats": "repeated frames",
-    "check_repeated_rows": "repeated rows", "check_scales": "scales",
-    "check_clipped": "clipped", "check_endless": "never ends",
-    "check_saturated": "saturated", "check_one_action": "one action",
-    "check_ends": "ends", "check_dominates": "dominates", "check_heap": "heap",
-    "check_unknown_next": "next unknown", "check_behind": "behind",
-    "check_reset_rows": "reset rows", "check_priorities": "priorities",
-}  # fmt: skip
+    "check_rewards": "rewards",
+    "check_finite": "not finite",
+    "check_changes": "never changes",
+    "check_repeats": "repeated frames",
+    "check_repeated_rows": "repeated rows",
+    "check_scales": "scales",
+    "check_clipped": "clipped",
+    "check_endless": "never ends",
+    "check_saturated": "saturated",
+    "check_one_action": "one action",
+    "check_ends": "ends",
+    "check_dominates": "dominates",
+    "check_heap": "heap",
+    "check_unknown_next": "next unknown",
+    "check_behind": "behind",
+    "check_reset_rows": "reset rows",
+    "check_priorities": "priorities",
+}
 
 
 def fail(*_, **__):
@@ -646,9 +621,7 @@ def test_a_check_that_fails_is_named_and_takes_no_other_with_it(
     assert whole["priorities"]["rows"] == 600
 
 
-def test_a_field_whose_check_fails_takes_no_other_field_with_it(
-    ask, tmp_path, rng, monkeypatch
-):
+def test_a_field_whose_check_fails_takes_no_other_field_with_it(ask, tmp_path, rng, monkeypatch):
     choice = mr.Field((), "int64")
     schema = mr.Schema(
         {"action": {"left": choice, "right": choice}, "end": mr.Field((), "bool")},
@@ -658,9 +631,8 @@ def test_a_field_whose_check_fails_takes_no_other_field_with_it(
     with mr.ReplayBuffer.create(path, schema, 400, autoreset="disabled") as buffer:
         for number in range(300):
             buffer.add(
-                action={"left": rng.integers(3), "right": rng.integers(3)},
-                end=number % 50 == 49,
-            )  # fmt: skip
+                action={"left": rng.integers(3), "right": rng.integers(3)}, end=number % 50 == 49
+            )
 
     def finding_of(name):
         return [c for c in ask(path).json("overview")["checks"] if name in c["id"]]

@@ -133,9 +133,7 @@ def test_draws_by_blocks_are_those_of_the_sum_tree(
     np.testing.assert_allclose(answer["weights"], draw.weights, rtol=1e-6)
 
 
-def test_a_large_ring_is_weighed_once_and_keeps_no_priorities(
-    ask, tmp_path, rng, monkeypatch
-):
+def test_a_large_ring_is_weighed_once_and_keeps_no_priorities(ask, tmp_path, rng, monkeypatch):
     monkeypatch.setattr("mmreplay.page.draws.LARGE_ROWS", 100)
     path = make_buffer(tmp_path / "a", rng)
     weighed = []
@@ -188,9 +186,7 @@ TEXTS = {
     "UniformSampler": uniform,
     "UniformSampler(block=16)": lambda: mr.UniformSampler(seed=3, block=16),
     "RankPrioritizedSampler()": lambda: mr.RankPrioritizedSampler(name=None, seed=3),
-    "RecentSampler(50, ratio=0.5)": lambda: mr.RecentSampler(
-        50, 0.5, uniform(), seed=3
-    ),
+    "RecentSampler(50, ratio=0.5)": lambda: mr.RecentSampler(50, 0.5, uniform(), seed=3),
     "EmphasizeRecentSampler(10)": lambda: mr.EmphasizeRecentSampler(10, seed=3),
     "StratifiedSampler()": lambda: mr.StratifiedSampler(seed=3),
     "DistinctSampler(seed=9)": lambda: mr.DistinctSampler(seed=9),
@@ -218,10 +214,7 @@ TEXTS = {
     ),
     "MixtureSampler([[EpisodeSampler(), 3], [EpisodeSampler(by='length'), 1]])": (
         lambda: mr.MixtureSampler(
-            [
-                (mr.EpisodeSampler(uniform()), 3),
-                (mr.EpisodeSampler(uniform(), by="length"), 1),
-            ],
+            [(mr.EpisodeSampler(uniform()), 3), (mr.EpisodeSampler(uniform(), by="length"), 1)],
             seed=3,
         )
     ),
@@ -262,9 +255,7 @@ def test_episodes_of_any_length_are_drawn_in_little_memory(ask, tmp_path):
     count = 1_000_000
     ends = np.zeros(count, bool)
     ends[[count // 2, count - 1]] = True
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(fields), count, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), count, autoreset="disabled") as buffer:
         buffer.extend(observation=np.zeros(count, np.int8), terminated=ends)
     client = ask(path)
     client.json("draws", "sampler=UniformSampler")
@@ -284,9 +275,7 @@ def test_episodes_of_any_length_are_drawn_in_little_memory(ask, tmp_path):
 
 
 def test_samplers_within_samplers(ask, prioritized):
-    text = (
-        "RecentSampler(10, 0.5, PrioritizedSampler(beta=LinearSchedule(0.4, 1.0, 5)))"
-    )
+    text = "RecentSampler(10, 0.5, PrioritizedSampler(beta=LinearSchedule(0.4, 1.0, 5)))"
     before = files_of(prioritized)
     assert len(ask(prioritized).json("draws", f"sampler={text}")["positions"]) == 256
     assert files_of(prioritized) == before
@@ -354,9 +343,7 @@ def test_a_sampler_takes_the_column_that_it_names(ask, path, rng):
         assert set(found) <= steps, kind
         status, text = client.refused("draws", f"sampler={kind}(name='x')")
         assert status == 400
-        assert text == (
-            "The buffer has no priorities named 'x'. Known are prioritized, td."
-        )
+        assert text == ("The buffer has no priorities named 'x'. Known are prioritized, td.")
     drawn = client.json("draws", "sampler=PrioritizedSampler(name=None)")
     assert len(set(drawn["probabilities"])) == 1
 
@@ -420,10 +407,7 @@ def test_draws_that_take_too_much_are_refused(ask, prioritized, monkeypatch):
     [
         ("PrioritizedSampler(alpha=4, eps=1e200)", "Use a smaller alpha or eps."),
         ("SequenceSampler(2, sampler=PrioritizedSampler(4, eps=1e200))", "overflows"),
-        (
-            "MixtureSampler([(UniformSampler(),1e308),(UniformSampler(),1e308)])",
-            "cannot draw",
-        ),
+        ("MixtureSampler([(UniformSampler(),1e308),(UniformSampler(),1e308)])", "cannot draw"),
     ],
 )
 def test_arguments_that_overflow_are_refused(ask, prioritized, text, words):
@@ -505,9 +489,7 @@ def test_steps_of_priority_0_are_not_drawn(ask, path):
         zeros = np.zeros(len(positions))
         sampler.update_priorities(buffer.view, env_ids, positions, zeros)
     status, text = ask(path).refused("draws", "sampler=PrioritizedSampler(eps=0)")
-    assert (status, text) == (
-        409, "cannot draw 256 steps: all 600 legal starts have priority 0."
-    )  # fmt: skip
+    assert (status, text) == (409, "cannot draw 256 steps: all 600 legal starts have priority 0.")
     assert len(ask(path).json("draws", "sampler=PrioritizedSampler()")["ages"]) == 256
 
 

@@ -64,10 +64,7 @@ def choice(rng):
 
 def make(path, steps):
     """A buffer of steps ``[T, E]``, of one field each."""
-    fields = {
-        name: mr.Field(value.shape[2:], str(value.dtype))
-        for name, value in steps.items()
-    }
+    fields = {name: mr.Field(value.shape[2:], str(value.dtype)) for name, value in steps.items()}
     count, num_envs = steps["reward"].shape
     with mr.ReplayBuffer.create(
         path, mr.Schema(fields), count + 50, num_envs, autoreset="disabled"
@@ -234,16 +231,15 @@ FAULTS = [
     (camera, frozen_environment, "repeated frames", " in environment 1"),
     (camera, stored_twice, "repeated frames", "Repeated frames: observation"),
     (
-        camera, one_in_four_frames_is_the_one_before, "repeated frames",
+        camera,
+        one_in_four_frames_is_the_one_before,
+        "repeated frames",
         "Repeated frames: observation",
     ),
     (grid, stored_twice, "repeated rows", "Repeated observations"),
     (robot, one_in_ten_stored_twice, "repeated rows", "Repeated observations"),
     (robot, no_reward_in_one_environment, "rewards", "No reward in environment 1"),
-    (
-        robot, rare_rewards_in_one_environment_alone, "rewards",
-        "No reward in environment 1",
-    ),
+    (robot, rare_rewards_in_one_environment_alone, "rewards", "No reward in environment 1"),
     (robot, no_reward_lately, "rewards", "No reward in the newest quarter"),
     (robot, never_ends, "never ends", "No episode ends in environment 1"),
     (robot, both_flags, "ends", "40 of 40 ends are terminated and truncated"),
@@ -261,7 +257,7 @@ FAULTS = [
     (robot, one_large_reward_at_an_end, "reward scale", "1 reward is far beyond"),
     (robot, clipped, "clipped", "Clipped: observation[2]"),
     (robot, one_much_larger, "scales", "larger than the others: observation[4]"),
-]  # fmt: skip
+]
 
 
 def levels(client):
@@ -311,8 +307,7 @@ def record(path, name, count, max_steps=100, num_envs=2):
     schema = mr.Schema(
         {
             "observation": {
-                part: mr.Field(value.shape, str(value.dtype))
-                for part, value in observation.items()
+                part: mr.Field(value.shape, str(value.dtype)) for part, value in observation.items()
             },
             "action": mr.Field(action.shape, str(action.dtype)),
             "reward": mr.Field((), "float32"),
@@ -321,9 +316,7 @@ def record(path, name, count, max_steps=100, num_envs=2):
         }
     )
     names = "observation", "following", "action", "reward", "terminated", "truncated"
-    with mr.ReplayBuffer.create(
-        path, schema, 2 * count, num_envs, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema, 2 * count, num_envs, autoreset="disabled") as buffer:
         for env_id, some in columns.items():
             steps = dict(zip(names, some, strict=True))
             for part in ("observation", "following"):
@@ -339,11 +332,24 @@ def record(path, name, count, max_steps=100, num_envs=2):
 
 
 HEALTHY = [
-    "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1",
-    "Pendulum-v1", "Taxi-v4", "Blackjack-v1", "HalfCheetah-v5", "Hopper-v5",
-    "Walker2d-v5", "Swimmer-v5", "InvertedPendulum-v5", "Reacher-v5",
-    "InvertedDoublePendulum-v5", "Pusher-v5", "Ant-v5", "Humanoid-v5",
-]  # fmt: skip
+    "CartPole-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Acrobot-v1",
+    "Pendulum-v1",
+    "Taxi-v4",
+    "Blackjack-v1",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Walker2d-v5",
+    "Swimmer-v5",
+    "InvertedPendulum-v5",
+    "Reacher-v5",
+    "InvertedDoublePendulum-v5",
+    "Pusher-v5",
+    "Ant-v5",
+    "Humanoid-v5",
+]
 MUJOCO = HEALTHY[7:]
 
 
@@ -400,9 +406,7 @@ RECORDED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "steps", "num_envs", "autoreset", "policy", "options"), RECORDED
-)
+@pytest.mark.parametrize(("name", "steps", "num_envs", "autoreset", "policy", "options"), RECORDED)
 def test_nothing_stands_out_of_what_is_recorded(
     ask, tmp_path, name, steps, num_envs, autoreset, policy, options
 ):
@@ -512,10 +516,24 @@ def an_environment_that_is_new(rng):
 
 
 TWINS = [
-    robot, game, keyboard, grid, camera, choice, few_goals, late_goals, goals_alone,
-    a_switch_and_a_torque, touches, rests_lately, costs_that_fall,
-    a_game_that_stands_still, eight_positions, one_hot, an_environment_that_is_new,
-]  # fmt: skip
+    robot,
+    game,
+    keyboard,
+    grid,
+    camera,
+    choice,
+    few_goals,
+    late_goals,
+    goals_alone,
+    a_switch_and_a_torque,
+    touches,
+    rests_lately,
+    costs_that_fall,
+    a_game_that_stands_still,
+    eight_positions,
+    one_hot,
+    an_environment_that_is_new,
+]
 
 
 @pytest.mark.parametrize("kind", TWINS)
@@ -536,8 +554,7 @@ def test_a_few_equal_frames_among_the_newest_are_fine(ask, tmp_path, rng):
 def test_environments_as_long_as_two_runs_are_looked_at_everywhere(tmp_path):
     lead = 128, 1023
     path = make(
-        tmp_path / "a",
-        {"observation": np.zeros((*lead, 1), np.float32), "reward": np.zeros(lead)},
+        tmp_path / "a", {"observation": np.zeros((*lead, 1), np.float32), "reward": np.zeros(lead)}
     )
     with mr.ReplayBuffer.open(path) as buffer:
         sample = take_sample(buffer)

@@ -4,27 +4,26 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.page.frames import (
-    ImageLayout,
-    one_frame,
-    read_frames,
-    recognize,
-    stated,
-    to_pixels,
-)
+from mmreplay.page.frames import ImageLayout, one_frame, read_frames, recognize, stated, to_pixels
 
 
 @pytest.mark.parametrize(
     ("shape", "axes", "channels", "stack"),
     [
-        ((210, 160, 3), "HWC", 3, 1), ((84, 84, 1), "HWC", 1, 1),
-        ((84, 84, 4), "HWN", 1, 4), ((3, 64, 64), "CHW", 3, 1),
-        ((1, 64, 48), "CHW", 1, 1), ((4, 84, 84), "NHW", 1, 4),
-        ((84, 84), "HW", 1, 1), ((16, 16), "HW", 1, 1),
-        ((4, 64, 64, 3), "NHWC", 3, 4), ((4, 3, 64, 64), "NCHW", 3, 4),
-        ((64, 64, 3, 4), "HWCN", 3, 4), ((480, 640, 3), "HWC", 3, 1),
+        ((210, 160, 3), "HWC", 3, 1),
+        ((84, 84, 1), "HWC", 1, 1),
+        ((84, 84, 4), "HWN", 1, 4),
+        ((3, 64, 64), "CHW", 3, 1),
+        ((1, 64, 48), "CHW", 1, 1),
+        ((4, 84, 84), "NHW", 1, 4),
+        ((84, 84), "HW", 1, 1),
+        ((16, 16), "HW", 1, 1),
+        ((4, 64, 64, 3), "NHWC", 3, 4),
+        ((4, 3, 64, 64), "NCHW", 3, 4),
+        ((64, 64, 3, 4), "HWCN", 3, 4),
+        ((480, 640, 3), "HWC", 3, 1),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_shapes_of_images_are_recognized(shape, axes, channels, stack, dtype):
     layout = recognize(mr.Field(shape, dtype))
@@ -35,9 +34,18 @@ def test_shapes_of_images_are_recognized(shape, axes, channels, stack, dtype):
 
 @pytest.mark.parametrize(
     "shape",
-    [(), (100,), (15, 84), (84, 84, 17), (8, 8, 3), (2, 2, 2, 2, 2), (64, 64, 64),
-     (17, 84, 84), (4, 5, 64, 64)],
-)  # fmt: skip
+    [
+        (),
+        (100,),
+        (15, 84),
+        (84, 84, 17),
+        (8, 8, 3),
+        (2, 2, 2, 2, 2),
+        (64, 64, 64),
+        (17, 84, 84),
+        (4, 5, 64, 64),
+    ],
+)
 def test_other_shapes_are_numbers(shape):
     assert recognize(mr.Field(shape, "float32")) is None
 
@@ -108,15 +116,15 @@ def test_depth_has_a_colour_map_over_the_range_of_the_sample(ask, tmp_path, rng)
     head, body = ask(path).arrays("frames", "field=observation&env=0&first=3")
     finite = depth[np.isfinite(depth)]
     assert (head["low"], head["high"]) == (
-        pytest.approx(float(finite.min())), pytest.approx(float(finite.max())),
-    )  # fmt: skip
+        pytest.approx(float(finite.min())),
+        pytest.approx(float(finite.max())),
+    )
     pixels = np.frombuffer(body, np.uint8).reshape(20, 24, 3)
     for row, column in ((2, 1), (4, 5), (0, 0)):
         assert pixels[row, column].tolist() == [0, 0, 0]
     colours = to_pixels(
-        np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 1, 256, 1),
-        (0.0, 1.0), colours=True,
-    )[0, 0]  # fmt: skip
+        np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 1, 256, 1), (0.0, 1.0), colours=True
+    )[0, 0]
     assert colours[0].tolist() == [0x44, 0x01, 0x54]
     assert colours[-1].tolist() == [0xFD, 0xE7, 0x25]
     shares = (depth[3] - head["low"]) / (head["high"] - head["low"])
@@ -138,9 +146,7 @@ def test_colours_in_floats_are_their_own(ask, tmp_path, rng):
         low, top = limits or (float(values.min()), float(values.max()))
         assert (head["low"], head["high"]) == (pytest.approx(low), pytest.approx(top))
         pixels = np.frombuffer(body, np.uint8).reshape(20, 24, 3).astype(float)
-        np.testing.assert_allclose(
-            pixels, (values[3] - low) / (top - low) * 255, atol=1
-        )
+        np.testing.assert_allclose(pixels, (values[3] - low) / (top - low) * 255, atol=1)
 
 
 def test_masks_are_black_and_white(tmp_path, rng):

@@ -82,9 +82,7 @@ def test_an_episode_that_fills_its_ring(ask, tmp_path, rng, monkeypatch):
         def overtaken(*arguments):
             if len(added) < 3:
                 steps = healthy_steps(rng, 20, 1, length=1000)
-                added.append(
-                    writer.extend({name: _first(v) for name, v in steps.items()})
-                )
+                added.append(writer.extend({name: _first(v) for name, v in steps.items()}))
             return rewards(*arguments)
 
         monkeypatch.setattr(episodes, "_rewards", overtaken)

@@ -50,9 +50,13 @@ def test_saved_answers_are_the_servers(path, tmp_path):
     with mr.ReplayBuffer.open(path) as buffer:
         for env_id, begin, length, *_ in table["rows"]:
             key, _ = key_of(
-                "/api/b/0/frames", field="observation/pixels", env=env_id, first=begin,
-                count=settings["frames"], side=settings["side"],
-            )  # fmt: skip
+                "/api/b/0/frames",
+                field="observation/pixels",
+                env=env_id,
+                first=begin,
+                count=settings["frames"],
+                side=settings["side"],
+            )
             head, body = unpack(answers[key][1])
             pixels = buffer.get_field(
                 "observation/pixels", env_id, np.arange(begin, begin + head["shape"][0])
@@ -62,9 +66,7 @@ def test_saved_answers_are_the_servers(path, tmp_path):
     page.close()
 
 
-def test_histograms_of_a_saved_page_are_of_all_returns(
-    path, tmp_path, rng, monkeypatch
-):
+def test_histograms_of_a_saved_page_are_of_all_returns(path, tmp_path, rng, monkeypatch):
     # So few are read within a request: the others are read by a thread.
     monkeypatch.setattr("mmreplay.page.episodes.AT_ONCE_STEPS", 10)
     monkeypatch.setattr("mmreplay.page.episodes.SLICE_STEPS", 50)
@@ -104,9 +106,7 @@ def test_a_folder_that_exists_is_refused(path, tmp_path):
     page = Page([path])
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "mine").write_text("x")
-    with pytest.raises(
-        mr.FormatError, match=r"already exists\. Choose another folder\.$"
-    ):
+    with pytest.raises(mr.FormatError, match=r"already exists\. Choose another folder\.$"):
         save_page(page, tmp_path / "page")
     assert [p.name for p in tmp_path.glob("tmp-*")] == []
     page.close()
@@ -115,9 +115,7 @@ def test_a_folder_that_exists_is_refused(path, tmp_path):
 def test_a_folder_inside_a_buffer_is_refused(path, tmp_path):
     page = Page([path])
     inside = path / "deeper" / "page"
-    with pytest.raises(
-        mr.FormatError, match=r"is inside the buffer .*\. Choose another folder\.$"
-    ):
+    with pytest.raises(mr.FormatError, match=r"is inside the buffer .*\. Choose another folder\.$"):
         save_page(page, inside)
     assert not inside.parent.exists()
     page.close()
@@ -202,12 +200,20 @@ def test_ranges_are_joined_and_sorted():
 @pytest.mark.parametrize(
     "value",
     [
-        {}, {"format": "x"}, {"rows": []}, {"rows": "x"}, {"rows": [[0, 1]]},
-        {"rows": [[0, 2, 2]]}, {"rows": [[-1, 2, 3]]}, {"rows": [[0, 1.5, 2]]},
-        {"rows": [[0, True, 2]]}, {"rows": [[0, 1, 1 << 63]]}, {"rows": [None]},
+        {},
+        {"format": "x"},
+        {"rows": []},
+        {"rows": "x"},
+        {"rows": [[0, 1]]},
+        {"rows": [[0, 2, 2]]},
+        {"rows": [[-1, 2, 3]]},
+        {"rows": [[0, 1.5, 2]]},
+        {"rows": [[0, True, 2]]},
+        {"rows": [[0, 1, 1 << 63]]},
+        {"rows": [None]},
         {"version": 2, "rows": [[0, 1, 2]]},
     ],
-)  # fmt: skip
+)
 def test_files_that_are_no_selection(tmp_path, value):
     base = {"format": "mmreplay selection", "version": 1}
     (tmp_path / "x.json").write_text(json.dumps(base | value if value else {}))
@@ -238,8 +244,7 @@ def test_convert_takes_the_selected_rows(cli, path, stored, tmp_path):
             here = np.arange(span.first[env_id], span.stop[env_id])
             for name in stored.schema.paths:
                 np.testing.assert_array_equal(
-                    new.get_field(name, env_id, here),
-                    stored.get_field(name, env_id, old),
+                    new.get_field(name, env_id, here), stored.get_field(name, env_id, old)
                 )
         # The step before the gap ended no episode: what follows is another one.
         assert new.flags(1, [50])[0] & 17 == 17
@@ -310,9 +315,7 @@ def test_a_selection_that_does_not_exist_is_refused(cli, path, tmp_path):
 
 def test_select_and_numbers_do_not_mix(cli, path, tmp_path):
     file = select(tmp_path / "some.json", [(0, 0, 31)])
-    code, _, err = cli(
-        "convert", path, tmp_path / "new", "--select", file, "--rows", "0:5"
-    )
+    code, _, err = cli("convert", path, tmp_path / "new", "--select", file, "--rows", "0:5")
     assert code == 3
     assert "by position or by number" in err
 
@@ -369,8 +372,7 @@ def test_without_the_extra_the_command_says_what_to_install(cli, path, monkeypat
     code, _out, err = cli("view", path, "--no-open")
     assert code == 1
     assert err == (
-        "mmreplay: The page needs Starlette and uvicorn. Run: pip install "
-        "'mmreplay[web]'\n"
+        "mmreplay: The page needs Starlette and uvicorn. Run: pip install 'mmreplay[web]'\n"
     )
 
 
@@ -406,9 +408,7 @@ def test_of_many_answers_of_a_screen_that_are_missing_one_reason_is_noted(
     ]
 
 
-def test_a_check_that_fails_is_noted_and_the_page_is_whole(
-    cli, path, tmp_path, monkeypatch
-):
+def test_a_check_that_fails_is_noted_and_the_page_is_whole(cli, path, tmp_path, monkeypatch):
     monkeypatch.setattr("mmreplay.page.overview.find_reset_rows_of", fail)
     code, out, err = cli("view", path, "--save", tmp_path / "page")
     assert (code, err) == (0, "")

@@ -44,9 +44,7 @@ class Browser:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         sent = dict(self.headers) if cookie else {}
         sent |= headers or {}
-        connection.putrequest(
-            method, path, skip_host=host is not None, skip_accept_encoding=True
-        )
+        connection.putrequest(method, path, skip_host=host is not None, skip_accept_encoding=True)
         if host:
             connection.putheader("Host", host)
         for name, value in sent.items():
@@ -93,9 +91,7 @@ def serve():
         browser = Browser(server)
         for _ in range(100):
             with socket.socket() as probe:
-                if server.server.started and not probe.connect_ex(
-                    ("127.0.0.1", browser.port)
-                ):
+                if server.server.started and not probe.connect_ex(("127.0.0.1", browser.port)):
                     break
             time.sleep(0.05)
         return browser
@@ -156,9 +152,13 @@ def test_only_get(serve, path):
 def test_every_response_has_the_security_headers(serve, path):
     browser = serve(path)
     for address, cookie in (
-        ("/api/buffers", True), ("/nothing", True), ("/", False), ("/api/x", True),
-        ("/static/x", True), ("/api/b/0/curve", True),
-    ):  # fmt: skip
+        ("/api/buffers", True),
+        ("/nothing", True),
+        ("/", False),
+        ("/api/x", True),
+        ("/static/x", True),
+        ("/api/b/0/curve", True),
+    ):
         headers = browser.request(address, cookie=cookie).headers
         assert headers["content-security-policy"] == POLICY
         assert headers["x-content-type-options"] == "nosniff"
@@ -171,11 +171,18 @@ def test_no_path_of_a_request_reaches_the_disk(serve, path, tmp_path):
     (tmp_path / "secret.js").write_text("secret")
     browser = serve(path)
     for address in (
-        "/static/../guard.py", "/static/..%2fguard.py", "/static/%2e%2e/guard.py",
-        "/static//etc/passwd", "/static/%2fetc%2fpasswd", "/..%2f..%2fetc/passwd",
-        "/static/", "/static/vendor/", "/static/app.js%00", "//etc/passwd",
+        "/static/../guard.py",
+        "/static/..%2fguard.py",
+        "/static/%2e%2e/guard.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/..%2f..%2fetc/passwd",
+        "/static/",
+        "/static/vendor/",
+        "/static/app.js%00",
+        "//etc/passwd",
         f"/static/{tmp_path}/secret.js",
-    ):  # fmt: skip
+    ):
         assert browser.request(address).status == 404, address
 
 
@@ -184,12 +191,8 @@ def test_answers_are_those_of_the_page(serve, path):
     overview = browser.json("/api/b/0/overview")
     assert overview["steps"] == 600
     page = Page([path])
-    frames = page.answer(
-        "/api/b/0/frames", "field=observation%2Fpixels&env=0&first=3&count=2"
-    )
-    response = browser.request(
-        "/api/b/0/frames?field=observation%2Fpixels&env=0&first=3&count=2"
-    )
+    frames = page.answer("/api/b/0/frames", "field=observation%2Fpixels&env=0&first=3&count=2")
+    response = browser.request("/api/b/0/frames?field=observation%2Fpixels&env=0&first=3&count=2")
     assert response.data == frames.body
     page.close()
     tag = browser.request("/api/b/0/overview").headers["etag"]
@@ -356,11 +359,20 @@ def live(app, key, send):
     """Ask for the state as a client that leaves at once."""
     headers = [(b"host", b"127.0.0.1:1"), (b"cookie", f"mmreplay-1={key}".encode())]
     scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "method": "GET", "path": "/api/live", "raw_path": b"/api/live",
-        "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
-        "state": {}, "headers": headers, "client": ("1", 1), "server": ("1", 1),
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "method": "GET",
+        "path": "/api/live",
+        "raw_path": b"/api/live",
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "http_version": "1.1",
+        "state": {},
+        "headers": headers,
+        "client": ("1", 1),
+        "server": ("1", 1),
+    }
 
     async def receive():
         return {"type": "http.disconnect"}
@@ -420,10 +432,14 @@ def test_hostile_files_give_words(serve, tmp_path, rng, name, damage):
     browser = serve(path)
     assert browser.request("/api/buffers").status == 200
     for query in (
-        "overview", "episodes", "episode?env=0&at=0", "values?env=0&first=0",
-        "curve?field=reward&env=0&first=0&stop=9", "draws?sampler=UniformSampler",
+        "overview",
+        "episodes",
+        "episode?env=0&at=0",
+        "values?env=0&first=0",
+        "curve?field=reward&env=0&first=0&stop=9",
+        "draws?sampler=UniformSampler",
         "frames?field=observation%2Fpixels&env=0&first=0",
-    ):  # fmt: skip
+    ):
         response = browser.request(f"/api/b/0/{query}")
         assert response.status in (200, 400, 404, 409, 410), query
         if response.status != 200:
@@ -543,9 +559,7 @@ def test_rewards_that_are_written_again_are_read_again(serve, tmp_path):
         "terminated": mr.Field((), "bool"),
     }
     path = tmp_path / "mutable"
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(fields), 100, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(fields), 100, autoreset="disabled") as buffer:
         zeros = np.zeros(20, np.float32)
         ends = np.arange(20) % 10 == 9
         buffer.extend(observation=zeros, reward=zeros, terminated=ends)
@@ -567,12 +581,8 @@ def test_a_resized_buffer_stays_shown(serve, path):
     until(lambda: browser.json("/api/b/0/overview")["capacity"] == 400)
     after = browser.json("/api/buffers")["buffers"][0]
     assert after["version"].split(".")[0] != before.split(".")[0]
-    response = browser.request(
-        "/api/b/0/frames?field=observation%2Fpixels&env=0&first=250&v=1.0"
-    )
-    assert (response.status, response.headers["cache-control"]) == (
-        200, "private, no-cache",
-    )  # fmt: skip
+    response = browser.request("/api/b/0/frames?field=observation%2Fpixels&env=0&first=250&v=1.0")
+    assert (response.status, response.headers["cache-control"]) == (200, "private, no-cache")
 
 
 def test_a_slow_client_holds_no_thread(serve, path):
@@ -661,9 +671,7 @@ def test_at_most_four_threads_work(serve, path):
     browser = serve(path)
     before = threading.active_count()
     requests = [
-        threading.Thread(
-            target=browser.request, args=(f"/api/b/0/overview?alpha={number / 20}",)
-        )
+        threading.Thread(target=browser.request, args=(f"/api/b/0/overview?alpha={number / 20}",))
         for number in range(20)
     ]
     for request in requests:
@@ -692,9 +700,7 @@ def test_state_does_not_wait_for_requests(serve, path, monkeypatch):
 
     monkeypatch.setattr(Page, "answer", wait)
     address = "/api/b/0/curve?field=reward&env=0&first=0&stop=9"
-    requests = [
-        threading.Thread(target=browser.request, args=(address,)) for _ in range(8)
-    ]
+    requests = [threading.Thread(target=browser.request, args=(address,)) for _ in range(8)]
     for request in requests:
         request.start()
     try:
@@ -761,9 +767,14 @@ def test_hosts_of_the_guard():
     guard = Guard("192.168.1.5", 80, "key")
     cookie = {"cookie": "mmreplay-80=key"}
     for host, status in (
-        ("192.168.1.5", None), ("192.168.1.5:80", None), ("localhost", None),
-        ("192.168.1.6", 421), ("", 421), ("192.168.1.5:81", 421), (":80", 421),
-    ):  # fmt: skip
+        ("192.168.1.5", None),
+        ("192.168.1.5:80", None),
+        ("localhost", None),
+        ("192.168.1.6", 421),
+        ("", 421),
+        ("192.168.1.5:81", 421),
+        (":80", 421),
+    ):
         found = guard.check("GET", "/api/buffers", "", cookie | {"host": host})
         assert (None if found is None else found.status) == status, host
     assert is_loopback("127.0.0.1")
@@ -797,9 +808,12 @@ def test_view_in_a_notebook_prints_a_link(path, capsys):
 def test_the_command_serves_until_ctrl_c(path):
     command = [sys.executable, "-m", "mmreplay", "view", str(path), "--no-open"]
     process = subprocess.Popen(
-        [*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+        [*command, "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
     try:
         line = process.stdout.readline()
         assert line.startswith("Open http://127.0.0.1:")
@@ -833,10 +847,10 @@ def test_an_ipv6_address_is_served(path):
         assert server.url.startswith(f"http://[::1]:{port}/?token=")
         connection = http.client.HTTPConnection("::1", port, timeout=20)
         connection.request(
-            "GET", "/api/buffers", headers={
-                "Host": f"[::1]:{port}", "Cookie": f"mmreplay-{port}={token_of(server)}"
-            },
-        )  # fmt: skip
+            "GET",
+            "/api/buffers",
+            headers={"Host": f"[::1]:{port}", "Cookie": f"mmreplay-{port}={token_of(server)}"},
+        )
         response = connection.getresponse()
         assert (response.status, "content-encoding" in response.headers) == (200, False)
         connection.close()

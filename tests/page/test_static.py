@@ -27,13 +27,7 @@ def test_scripts_parse_no_html_and_name_no_host():
         if name.startswith("vendor/") or not name.endswith((".js", ".html")):
             continue
         text = data.decode()
-        for word in (
-            "innerHTML",
-            "outerHTML",
-            "insertAdjacentHTML",
-            "eval(",
-            "Function(",
-        ):
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "Function("):
             assert word not in text, (name, word)
         hosts = set(re.findall(r"https?://[^\"'`/ ]+", text)) - {"http://page"}
         assert not hosts, (name, hosts)

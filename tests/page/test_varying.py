@@ -64,9 +64,8 @@ def path(tmp_path):
 def make_spoken(tmp_path, engine):
     """A ring of four episodes, closed; of a compressed one some rows are in shards."""
     with mr.ReplayBuffer.create(
-        tmp_path / "spoken", schema(), 200, heap_bytes="1 MiB", commit_every=None,
-        engine=engine,
-    ) as buffer:  # fmt: skip
+        tmp_path / "spoken", schema(), 200, heap_bytes="1 MiB", commit_every=None, engine=engine
+    ) as buffer:
         for number in range(ROWS):
             buffer.add(step(number))
     return tmp_path / "spoken"
@@ -76,9 +75,7 @@ def test_the_overview_has_lengths_and_the_fill_of_the_heap(ask, path):
     overview = ask(path).json("overview")
     fields = {field["path"]: field for field in overview["fields"]}
     text = fields["observation/mission"]
-    assert (text["dtype"], text["shape"], text["varies"]) == (
-        "text", ["0 to 5,000"], True,
-    )  # fmt: skip
+    assert (text["dtype"], text["shape"], text["varies"]) == ("text", ["0 to 5,000"], True)
     size = len(HOSTILE.encode())
     assert (text["low"], text["high"]) == (size, size + 6)
     assert fields["observation/points"]["shape"] == ["0 to 50", 3]
@@ -108,9 +105,15 @@ def test_every_screen_shows_observations_of_text_with_known_final_ones(
 ):
     """As a recording of MiniGrid has them."""
     with mr.ReplayBuffer.create(
-        tmp_path / "spoken", schema(), 200, num_envs, heap_bytes="1 MiB",
-        engine=engine, autoreset=mode, commit_every=None,
-    ) as buffer:  # fmt: skip
+        tmp_path / "spoken",
+        schema(),
+        200,
+        num_envs,
+        heap_bytes="1 MiB",
+        engine=engine,
+        autoreset=mode,
+        commit_every=None,
+    ) as buffer:
         for number in range(ROWS):
             one = step(number)
             given = one if num_envs == 1 else several(one, num_envs)
@@ -123,11 +126,14 @@ def test_every_screen_shows_observations_of_text_with_known_final_ones(
     assert not any(check["failed"] for check in found.values())
     assert "reset rows" not in found
     for name, query in (
-        ("episodes", ""), ("episode", "env=0&at=3"), ("values", "env=0&first=0"),
-        ("reward", "env=0&first=0&stop=90"), ("draws", "sampler=UniformSampler"),
+        ("episodes", ""),
+        ("episode", "env=0&at=3"),
+        ("values", "env=0&first=0"),
+        ("reward", "env=0&first=0&stop=90"),
+        ("draws", "sampler=UniformSampler"),
         ("compare", "c=1"),
         ("curve", "field=observation/mission&env=0&first=0&stop=90&buckets=9"),
-    ):  # fmt: skip
+    ):
         answer = client.answer(name, query)
         assert answer.status == 200, (name, answer.body)
     report = save_page(client.page, tmp_path / "page")
@@ -165,28 +171,21 @@ def test_a_heap_for_less_than_half_of_the_rows_stands_out(ask, tmp_path):
     ) as buffer:
         buffer.extend(observation=["y" * 800] * 300)
     [finding] = [
-        check for check in ask(tmp_path / "b").json("overview")["checks"]
-        if check["id"] == "heap"
-    ]  # fmt: skip
+        check for check in ask(tmp_path / "b").json("overview")["checks"] if check["id"] == "heap"
+    ]
     assert finding["level"] == "look"
     assert "The values of about 75 of 500 rows fit into it" in finding["text"]
 
 
 def test_values_at_a_step_are_texts_without_control_characters(ask, path):
     values = ask(path).json("values", "env=0&first=30&count=30")["values"]
-    assert values["observation/mission"] == [
-        SEEN + "x" * (number % 7) for number in range(30, 60)
-    ]
+    assert values["observation/mission"] == [SEEN + "x" * (number % 7) for number in range(30, 60)]
     assert values["observation/points"][3:6] == [
         "3 items of [3]: [33, 33, 33, 33, 33, 33, 33, 33, …]",
         "4 items of [3]: [34, 34, 34, 34, 34, 34, 34, 34, …]",
         "0 items of [3]: []",
     ]
-    assert values["action"][:3] == [
-        "1 item: [0]",
-        "2 items: [0, 1]",
-        "3 items: [0, 1, 2]",
-    ]
+    assert values["action"][:3] == ["1 item: [0]", "2 items: [0, 1]", "3 items: [0, 1, 2]"]
     assert values["frame"][10:13] == ["(0 bytes)", "00 (1 byte)", "00 01 (2 bytes)"]
     assert values["frame"][5].endswith("1f… (35 bytes)")
     assert values["reward"][0] == [30 % 11]
@@ -235,9 +234,12 @@ def test_an_answer_reads_no_more_than_some_mib(ask, tmp_path, monkeypatch):
             buffer.add({"observation": b"\1" * count})
     values = ask(tmp_path / "b").json("values", "env=0&first=0&count=9")["values"]
     assert [text.split("(")[-1] for text in values["observation"]] == [
-        "100 bytes)", "101 bytes, not shown", "100 bytes)", "100 bytes, not shown",
+        "100 bytes)",
+        "101 bytes, not shown",
+        "100 bytes)",
+        "100 bytes, not shown",
         "3 bytes, not shown",
-    ]  # fmt: skip
+    ]
 
 
 def test_curves_are_of_lengths(ask, path):
@@ -278,9 +280,7 @@ def test_text_that_is_no_utf8_is_shown_with_marks(ask, path):
 def test_a_field_that_varies_is_no_image():
     field = mr.Field((None, 84, 84), "uint8", max_length=4)
     assert frames.recognize(field) is None
-    with pytest.raises(
-        SchemaError, match="clip must have one shape to be an image, but"
-    ):
+    with pytest.raises(SchemaError, match="clip must have one shape to be an image, but"):
         frames.stated("clip", field, "NHW")
 
 
@@ -302,8 +302,7 @@ def test_two_buffers_are_compared_by_lengths(ask, path, tmp_path):
             buffer.add(step(number))
     compared = ask(path, other).json("compare", "c=1")
     assert compared["schema"] == [
-        "observation/mission is text of at most 5000 bytes and text of at most 100 "
-        "bytes."
+        "observation/mission is text of at most 5000 bytes and text of at most 100 bytes."
     ]
     [action] = [each for each in compared["histograms"] if each["role"] == "action"]
     assert action["name"] == "length of action"
@@ -318,9 +317,7 @@ def test_a_saved_page_has_the_texts(path, tmp_path):
         page.close()
     keys, texts = [], []
     for each in (tmp_path / "page").glob("data-*.js"):
-        for key, body in re.findall(
-            r'mmr.saved\("([^"]*)","[^"]*","([^"]*)"', each.read_text()
-        ):
+        for key, body in re.findall(r'mmr.saved\("([^"]*)","[^"]*","([^"]*)"', each.read_text()):
             keys.append(key)
             texts.append(base64.b64decode(body))
     assert any("curve?" in key and "points" in key for key in keys)
@@ -337,24 +334,18 @@ def test_a_browser_shows_hostile_text_as_text(tab, serve, path):
     tab.open(serve(path), "e=0:30&t=4")
     tab.wait("return document.querySelectorAll('.curve .uplot').length === 5")
     shown = "return document.querySelector('[data-value=\"{}\"]')?.textContent"
-    tab.wait(
-        shown.format("observation/mission") + f" === {json.dumps(mission_seen(34))}"
-    )
+    tab.wait(shown.format("observation/mission") + f" === {json.dumps(mission_seen(34))}")
     assert tab.run(shown.format("observation/points")).startswith("4 items of [3]: [34")
     assert tab.run(shown.format("frame")).endswith("… (34 bytes)")
     assert tab.run("return window.hacked === undefined")
     assert tab.run("return document.querySelectorAll('dd img').length") == 0
-    titles = tab.run(
-        "return [...document.querySelectorAll('.curve h3')].map((e) => e.textContent)"
-    )
+    titles = tab.run("return [...document.querySelectorAll('.curve h3')].map((e) => e.textContent)")
     assert "observation/mission (length)" in titles
     assert "reward" in titles
     assert tab.run("return document.documentElement.scrollWidth <= innerWidth")
     tab.open(serve(path), "overview")
     tab.wait("return document.querySelector('#fields')")
-    assert "1.00 MiB (1%)" in tab.run(
-        "return document.querySelector('#storage').textContent"
-    )
+    assert "1.00 MiB (1%)" in tab.run("return document.querySelector('#storage').textContent")
     assert tab.run("return document.querySelector('#actions .note').textContent") == (
         "lengths in all steps"
     )

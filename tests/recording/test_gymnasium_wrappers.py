@@ -36,9 +36,7 @@ BOX4 = spaces.Box(-np.inf, np.inf, (4,))
 TWICE = spaces.Box(-np.inf, np.inf, (4,), np.float64)
 NESTED = spaces.Dict(
     whole=BOX4,
-    parts=spaces.Tuple(
-        (spaces.Box(-np.inf, np.inf, (1,)), spaces.Box(-np.inf, np.inf, (3,)))
-    ),
+    parts=spaces.Tuple((spaces.Box(-np.inf, np.inf, (1,)), spaces.Box(-np.inf, np.inf, (3,)))),
 )
 
 # Of each: the environment, wrappers of one environment, and wrappers of the vector.
@@ -46,52 +44,49 @@ WRAPPED = {
     "CartPole": ("CartPole-v1", [], []),
     "FrozenLake": ("FrozenLake-v1", [], []),
     "Blackjack": ("Blackjack-v1", [], []),
-    "Pendulum, cut": (
-        "Pendulum-v1", [partial(wrappers.TimeLimit, max_episode_steps=17)], [],
-    ),
-    "frames, stacked": (
-        "CartPole-v1", [partial(wrappers.FrameStackObservation, stack_size=3)], [],
-    ),
-    "time, as a dict": (
-        "CartPole-v1", [partial(wrappers.TimeAwareObservation, flatten=False)], [],
-    ),
-    "nested, flat": (
-        "Blackjack-v1", [wrappers.FlattenObservation], [],
-    ),
-    "delayed": (
-        "CartPole-v1", [partial(wrappers.DelayObservation, delay=2)], [],
-    ),
+    "Pendulum, cut": ("Pendulum-v1", [partial(wrappers.TimeLimit, max_episode_steps=17)], []),
+    "frames, stacked": ("CartPole-v1", [partial(wrappers.FrameStackObservation, stack_size=3)], []),
+    "time, as a dict": ("CartPole-v1", [partial(wrappers.TimeAwareObservation, flatten=False)], []),
+    "nested, flat": ("Blackjack-v1", [wrappers.FlattenObservation], []),
+    "delayed": ("CartPole-v1", [partial(wrappers.DelayObservation, delay=2)], []),
     "normalized each": ("CartPole-v1", [wrappers.NormalizeObservation], []),
     "nested": (
         "CartPole-v1",
-        [partial(wrappers.TransformObservation, func=as_dict,
-                 observation_space=NESTED)],
+        [partial(wrappers.TransformObservation, func=as_dict, observation_space=NESTED)],
         [],
     ),
     "flat by the vector": ("Blackjack-v1", [], [vector.FlattenObservation]),
     "of another dtype by the vector": (
-        "CartPole-v1", [], [partial(vector.DtypeObservation, dtype=np.float64)],
+        "CartPole-v1",
+        [],
+        [partial(vector.DtypeObservation, dtype=np.float64)],
     ),
     "rescaled by the vector": (
-        "MountainCar-v0", [partial(wrappers.TimeLimit, max_episode_steps=23)],
-        [partial(vector.RescaleObservation, min_obs=np.float32(0),
-                 max_obs=np.float32(1))],
+        "MountainCar-v0",
+        [partial(wrappers.TimeLimit, max_episode_steps=23)],
+        [partial(vector.RescaleObservation, min_obs=np.float32(0), max_obs=np.float32(1))],
     ),
     "changed by the vector": (
-        "CartPole-v1", [],
-        [partial(vector.VectorizeTransformObservation,
-                 wrapper=wrappers.TransformObservation, func=scaled,
-                 observation_space=TWICE)],
+        "CartPole-v1",
+        [],
+        [
+            partial(
+                vector.VectorizeTransformObservation,
+                wrapper=wrappers.TransformObservation,
+                func=scaled,
+                observation_space=TWICE,
+            )
+        ],
     ),
-    "rewards, normalized by the vector": (
-        "CartPole-v1", [], [vector.NormalizeReward],
-    ),
+    "rewards, normalized by the vector": ("CartPole-v1", [], [vector.NormalizeReward]),
     "infos in a list": ("CartPole-v1", [], [vector.DictInfoToList]),
-}  # fmt: skip
+}
 CHANGED = {
-    "flat by the vector", "of another dtype by the vector", "rescaled by the vector",
+    "flat by the vector",
+    "of another dtype by the vector",
+    "rescaled by the vector",
     "changed by the vector",
-}  # fmt: skip
+}
 
 
 class Log(gym.vector.VectorWrapper):
@@ -257,9 +252,8 @@ def test_what_a_loop_adds_of_wrapped_vectors_comes_back(name, mode):
         return
     log = vector_of(name, mode)
     with mr.ReplayBuffer.create(
-        None, mr.Schema.from_env(log), 2 * STEPS, NUM_ENVS, engine="memory",
-        autoreset=WORDS[mode],
-    ) as buffer:  # fmt: skip
+        None, mr.Schema.from_env(log), 2 * STEPS, NUM_ENVS, engine="memory", autoreset=WORDS[mode]
+    ) as buffer:
         observation, _ = log.reset(seed=4)
         for _ in range(STEPS // NUM_ENVS):
             action = log.action_space.sample()
@@ -277,9 +271,13 @@ def test_what_a_loop_adds_of_wrapped_vectors_comes_back(name, mode):
                 final = copied(following)
                 following, _ = log.reset(options={"reset_mask": ended})
             buffer.add(
-                observation=observation, action=action, reward=reward,
-                terminated=terminated, truncated=truncated, final_observation=final,
-            )  # fmt: skip
+                observation=observation,
+                action=action,
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+                final_observation=final,
+            )
             observation = following
         steps = sum(map(len, log.rows))
         assert_rows_are_the_logs(buffer, log, steps)

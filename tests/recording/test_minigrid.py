@@ -32,8 +32,9 @@ def test_missions_of_one_environment_are_recorded(tmp_path):
         assert schema["observation/mission"].kind == "text"
         rows = buffer.gather_all()
         steps = ~rows["final"]
-        texts = [t for t, step in zip(rows["observation/mission"].text(), steps,
-                                      strict=True) if step]  # fmt: skip
+        texts = [
+            t for t, step in zip(rows["observation/mission"].text(), steps, strict=True) if step
+        ]
         assert len(texts) == len(seen) == 200
         given = [m if isinstance(m, str) else m[0] for m, _ in seen]
         assert texts == given

@@ -30,9 +30,7 @@ def test_an_action_that_fails_names_policy_action_and_space(tmp_path, name, sing
     if single:
         env = gym.make(env)
         told = told.replace(r"Multi", "").replace(r"\(\[2\]\)", r"\(2\)")
-    with pytest.raises(
-        SchemaError, match=f"policy .*lambda.* must return {told}"
-    ) as caught:
+    with pytest.raises(SchemaError, match=f"policy .*lambda.* must return {told}") as caught:
         mr.record(env, tmp_path / "b", policy, steps=5)
     assert "Return an action that action_space.contains" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -122,9 +120,7 @@ def test_a_policy_may_return_tensors(tmp_path):
         found = buffer.gather_all()
     for env_id, value in enumerate([0.5, -0.25]):
         assert set(found["action"][found.env_ids == env_id].ravel()) == {value}
-    mr.record(
-        gym.make("CartPole-v1"), tmp_path / "s", lambda _: torch.tensor(1), steps=5
-    )
+    mr.record(gym.make("CartPole-v1"), tmp_path / "s", lambda _: torch.tensor(1), steps=5)
     with mr.ReplayBuffer.open(tmp_path / "s") as buffer:
         assert buffer.gather_all()["action"].tolist() == [1] * 5
     narrow = actions.detach().bfloat16()
@@ -149,10 +145,7 @@ def test_tensors_within_an_action_become_arrays(tmp_path):
             return super().step(0)
 
     def policy(_):
-        return {
-            "parts": (torch.tensor(2), torch.tensor([0.5, -0.5])),
-            "kind": np.int64(3),
-        }
+        return {"parts": (torch.tensor(2), torch.tensor([0.5, -0.5])), "kind": np.int64(3)}
 
     mr.record(Nested(), tmp_path / "b", policy, steps=4)
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
@@ -230,11 +223,7 @@ def two(a, b): return 0
         ("text", 3, "policy text must return an action of "),
         ("fails", 1, "--policy 'acting:fails' raised ValueError: boom. It must return"),
         ("leaves", 1, "--policy 'acting:leaves' raised SystemExit: 0. It must"),
-        (
-            "two",
-            3,
-            "policy must be a function of one observation",
-        ),
+        ("two", 3, "policy must be a function of one observation"),
     ],
 )
 def test_a_wrong_policy_is_one_line(tmp_path, monkeypatch, capsys, name, code, message):
@@ -249,9 +238,7 @@ def test_a_wrong_policy_is_one_line(tmp_path, monkeypatch, capsys, name, code, m
 
 
 @pytest.mark.parametrize("source", ["def f(:", "raise SystemExit(0)", "1 / 0"])
-def test_a_module_that_cannot_be_imported_is_a_usage_error(
-    tmp_path, monkeypatch, capsys, source
-):
+def test_a_module_that_cannot_be_imported_is_a_usage_error(tmp_path, monkeypatch, capsys, source):
     (tmp_path / "acting.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "acting", raising=False)

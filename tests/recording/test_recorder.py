@@ -192,9 +192,7 @@ def test_an_existing_buffer_is_gone_on_with(tmp_path, mode):
         for env_id in range(3):
             mine = before.env_ids == env_id
             now = np.flatnonzero(after.env_ids == env_id)[: mine.sum()]
-            np.testing.assert_array_equal(
-                after["observation"][now], before["observation"][mine]
-            )
+            np.testing.assert_array_equal(after["observation"][now], before["observation"][mine])
         # The last step before the break is not joined with what came after it.
         batch = buffer.sample(500)
         same = batch["observation"][:, 1] == batch["next_observation"][:, 1]
@@ -218,9 +216,7 @@ def test_an_id_makes_a_vector_environment(tmp_path):
 
 
 def test_an_id_takes_keywords_of_its_environment(tmp_path):
-    mr.record(
-        "ALE/Pong-v5", tmp_path / "b", steps=3, env_kwargs={"obs_type": "grayscale"}
-    )
+    mr.record("ALE/Pong-v5", tmp_path / "b", steps=3, env_kwargs={"obs_type": "grayscale"})
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         assert buffer.schema["observation"] == mr.Field((210, 160), "uint8")
 
@@ -246,9 +242,7 @@ def test_an_interruption_closes_and_goes_on_up(tmp_path, mode):
 # The call after an end, in which a "next_step" environment resets, is the fourth.
 @pytest.mark.parametrize("call", [0, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_strikes_within_a_step_goes_on_up_and_loses_none(
-    tmp_path, monkeypatch, mode, call
-):
+def test_what_strikes_within_a_step_goes_on_up_and_loses_none(tmp_path, monkeypatch, mode, call):
     env = vector(mode)
     step, effects = env.step, iter([DEFAULT] * call + [KeyboardInterrupt])
     monkeypatch.setattr(env, "step", Mock(wraps=step, side_effect=effects))
@@ -304,10 +298,7 @@ def test_a_buffer_that_is_being_written_is_refused(tmp_path):
 
 
 def test_an_unknown_id_is_refused(tmp_path):
-    with pytest.raises(
-        SchemaError,
-        match="'NoSuch-v0' is unknown to gymnasium",
-    ):
+    with pytest.raises(SchemaError, match="'NoSuch-v0' is unknown to gymnasium"):
         mr.record("NoSuch-v0", tmp_path / "b", steps=3)
     assert not (tmp_path / "b").exists()
 
@@ -335,9 +326,7 @@ def test_num_envs_of_an_environment_is_its_own(tmp_path):
 
 
 def test_what_is_no_environment_is_refused(tmp_path):
-    with pytest.raises(
-        SchemaError, match=r"env must be a Gymnasium environment.* got dict"
-    ):
+    with pytest.raises(SchemaError, match=r"env must be a Gymnasium environment.* got dict"):
         mr.record({}, tmp_path / "b", steps=3)
 
 

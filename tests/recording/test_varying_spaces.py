@@ -127,8 +127,7 @@ def recorded(env_ids, buffer):
     found = {env_id: [] for env_id in env_ids}
     for number, env_id in enumerate(every.env_ids.tolist()):
         one = {
-            path: every[path][number].tolist()
-            for path in buffer.schema.role_paths("observation")
+            path: every[path][number].tolist() for path in buffer.schema.role_paths("observation")
         }
         if "observation/mission" in one:
             text = every["observation/mission"][number : number + 1].text()[0]
@@ -168,8 +167,7 @@ def test_the_heap_is_planned_or_given_and_that_of_a_buffer_stays(tmp_path):
     # As it was rounded up, so are later ones.
     assert mr.record(Speaking(), path, steps=5, heap_bytes=(4 << 20) - 9).held == 20
     with pytest.raises(
-        SchemaError,
-        match=r"heap_bytes must be 4194304, .*got 8192\. Leave it out, or .* resize\.$",
+        SchemaError, match=r"heap_bytes must be 4194304, .*got 8192\. Leave it out, or .* resize\.$"
     ):
         mr.record(Speaking(), path, steps=5, heap_bytes=8192)
     with pytest.raises(SchemaError, match="heap_bytes must be None without a field"):
@@ -283,15 +281,14 @@ class Talking(gym.Env):
 
 
 @pytest.mark.parametrize(("first", "vector"), [(10, False), (5_000, False), (10, True)])
-def test_the_error_about_a_long_value_has_the_call_for_longer_ones(
-    tmp_path, first, vector
-):
+def test_the_error_about_a_long_value_has_the_call_for_longer_ones(tmp_path, first, vector):
     def made():
         if vector:
             return SyncVectorEnv(
-                [Talking, Talking], autoreset_mode=AutoresetMode.NEXT_STEP,
+                [Talking, Talking],
+                autoreset_mode=AutoresetMode.NEXT_STEP,
                 observation_mode="different",
-            )  # fmt: skip
+            )
         return Talking(first)
 
     env = made()
@@ -301,9 +298,7 @@ def test_the_error_about_a_long_value_has_the_call_for_longer_ones(
     for _ in range(5):
         (note,) = caught.value.__notes__
         told, _, calls = note.partition(": ")
-        assert told == (
-            "to record longer values, make a buffer for them and record into it"
-        )
+        assert told == ("to record longer values, make a buffer for them and record into it")
         made_, _, recorded_ = calls.rpartition("; ")
         exec(made_, {"mr": mr, "env": env})
         path = path.with_name(f"{path.name}-longer")
@@ -329,8 +324,6 @@ def test_another_kind_of_field_that_varies_is_no_such_field(tmp_path):
     ):
         other = mr.Schema.from_flat({**schema.fields, path: field})
         there = tmp_path / str(len(list(tmp_path.iterdir())))
-        mr.ReplayBuffer.create(
-            there, other, 9, heap_bytes="1 MiB", autoreset="disabled"
-        ).close()
+        mr.ReplayBuffer.create(there, other, 9, heap_bytes="1 MiB", autoreset="disabled").close()
         with pytest.raises(SchemaError, match=f"field '{path}': the env.* to another"):
             mr.record(Talking(), there, steps=2)

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    OR_REPAIR,
-    CorruptError,
-    FailedError,
-    FormatError,
-    FullError,
-)
+from mmreplay.errors import OR_REPAIR, CorruptError, FailedError, FormatError, FullError
 from mmreplay.format.metadata import encode, load
 from mmreplay.repairing import restore, scan
 from mmreplay.repairing import restore as sealed_rows
@@ -32,16 +26,11 @@ from tests.descriptors import few_descriptors
 from tests.repairing.test_repair import DATA, assert_repaired, contents
 
 KINDS = [
-    (engine, layout)
-    for engine in ("memmap", "zarr")
-    for layout in ("env_major", "time_major")
+    (engine, layout) for engine in ("memmap", "zarr") for layout in ("env_major", "time_major")
 ]
 NAMES = ["COMMIT", "sums.bin", "flags.bin", "records.bin", "f000.bin", "f001.bin"]
 with_positions = pytest.mark.parametrize(
-    "damaged",
-    [("zarr", "env_major"), ("zarr", "time_major")],
-    indirect=True,
-    ids="-".join,
+    "damaged", [("zarr", "env_major"), ("zarr", "time_major")], indirect=True, ids="-".join
 )
 """Only compressed buffers have places.bin."""
 FIRST, HEAD = 59, 123
@@ -90,9 +79,7 @@ def assert_whole(made):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keep_unproven", [False, True])
-def test_a_file_that_is_missing_is_as_one_that_is_empty(
-    damaged, tmp_path, name, keep_unproven
-):
+def test_a_file_that_is_missing_is_as_one_that_is_empty(damaged, tmp_path, name, keep_unproven):
     assert_missing_is_empty(damaged, tmp_path, name, keep_unproven)
 
 
@@ -114,25 +101,18 @@ def assert_missing_is_empty(damaged, tmp_path, name, keep_unproven):
     gone, empty = (copy_of(damaged, tmp_path, each) for each in ("gone", "empty"))
     (gone / DATA / name).unlink()
     os.truncate(empty / DATA / name, 0)
-    one, other = (
-        mr.repair(each, keep_unproven=keep_unproven) for each in (gone, empty)
-    )
+    one, other = (mr.repair(each, keep_unproven=keep_unproven) for each in (gone, empty))
     assert (one.rows, one.cuts) == (other.rows, other.cuts)
     assert f"{name} is missing: rows in other files are used" in one.restored
     told = f"{name} has 0 bytes of"
     assert any(fact.startswith(told) for fact in other.restored)
     if name == "COMMIT":
-        assert any(
-            "from the checksums of complete blocks. Newer rows" in f
-            for f in one.restored
-        )
+        assert any("from the checksums of complete blocks. Newer rows" in f for f in one.restored)
         assert verify_buffer(one.target).findings == ()
     else:
         assert_whole(one)
     if name == "sums.bin":
-        assert {cut.why for cut in one.cuts} == (
-            set() if keep_unproven else {"unproven"}
-        )
+        assert {cut.why for cut in one.cuts} == (set() if keep_unproven else {"unproven"})
     if name == "flags.bin":
         assert one.rows == 0
     return one
@@ -188,9 +168,7 @@ def test_the_rest_of_a_truncated_file_is_trusted(damaged, name):
 def test_records_of_zeros_cost_nothing_that_shards_hold(tmp_path):
     schema = mr.Schema({"number": mr.Field((), "int64")})
     path = tmp_path / "b"
-    with mr.ReplayBuffer.create(
-        path, schema, 4096, engine="zarr", commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema, 4096, engine="zarr", commit_every=None) as buffer:
         buffer.extend(number=np.arange(1500))
     left = path / DATA / "records.bin"
     shut = int(sealed(path, np.arange(1500)).sum())
@@ -255,9 +233,7 @@ def test_zeros_that_are_the_checksum_of_their_block_prove_it(tmp_path, monkeypat
 def test_an_error_during_a_repair_does_not_advise_a_repair(damaged, monkeypatch):
     os.truncate(damaged / DATA / "COMMIT", 1)
     os.truncate(damaged / DATA / "sums.bin", 0)
-    with pytest.raises(
-        CorruptError, match=r"COMMIT has no valid record, .*copy\.$"
-    ) as caught:
+    with pytest.raises(CorruptError, match=r"COMMIT has no valid record, .*copy\.$") as caught:
         mr.repair(damaged)
     assert "mmreplay repair" not in str(caught.value)
     told = f"It is damaged: restore it from a copy{OR_REPAIR}"
@@ -274,9 +250,7 @@ def test_an_error_during_a_repair_does_not_advise_a_repair(damaged, monkeypatch)
 def test_more_shard_ranges_than_can_be_searched_are_refused(damaged, monkeypatch):
     monkeypatch.setattr(lenient, "MAX_GUESSED", 1)
     (damaged / DATA / "places.bin").unlink()
-    with pytest.raises(
-        CorruptError, match=r"places\.bin must have \d+ bytes, got 0, .*copy\.$"
-    ):
+    with pytest.raises(CorruptError, match=r"places\.bin must have \d+ bytes, got 0, .*copy\.$"):
         mr.repair(damaged)
 
 
@@ -284,14 +258,7 @@ def test_rows_that_no_file_holds_take_no_memory(tmp_path):
     """Whoever makes metadata.json may let a row be of any size."""
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
-        path,
-        SCHEMA,
-        64,
-        2,
-        engine="zarr",
-        codec="zstd",
-        commit_every=None,
-        autoreset="disabled",
+        path, SCHEMA, 64, 2, engine="zarr", codec="zstd", commit_every=None, autoreset="disabled"
     ) as buffer:
         extend(buffer, 4)
         buffer.close(seal=False)
@@ -349,9 +316,7 @@ def test_a_forged_size_takes_no_space(tmp_path, monkeypatch, engine, layout, hol
         mr.repair(path, tmp_path / "c")
     assert disk.nbytes < 64 << 20
     taken = sum(
-        each.stat().st_blocks * 512
-        for each in (tmp_path / "c").rglob("*")
-        if each.is_file()
+        each.stat().st_blocks * 512 for each in (tmp_path / "c").rglob("*") if each.is_file()
     )
     assert taken < 64 << 20
 
@@ -412,9 +377,7 @@ def counted(monkeypatch, num_blocks):
 
 
 @pytest.mark.parametrize(("engine", "layout"), KINDS)
-def test_heads_are_found_in_the_time_that_the_files_take(
-    tmp_path, monkeypatch, engine, layout
-):
+def test_heads_are_found_in_the_time_that_the_files_take(tmp_path, monkeypatch, engine, layout):
     path, _, held = forge(tmp_path, engine, layout)
     # Entries of any number, of laps that no position can be in.
     entries = np.full((1 << 20, 2), 0xFFFFFFFF, "<u4")
@@ -428,9 +391,16 @@ def test_heads_are_found_in_the_time_that_the_files_take(
 def test_shards_are_looked_for_once(tmp_path, monkeypatch):
     path, asked = tmp_path / "b", []
     with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, 16, layout="env_major", engine="zarr", codec="zstd",
-        commit_every=None, autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        path,
+        SCHEMA,
+        64,
+        16,
+        layout="env_major",
+        engine="zarr",
+        codec="zstd",
+        commit_every=None,
+        autoreset="disabled",
+    ) as buffer:
         extend(buffer, 41)
         places = (path / DATA / "places.bin").stat().st_size // 4
     (path / DATA / "places.bin").unlink()
@@ -453,13 +423,7 @@ def positions(ranges):
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 def test_what_is_in_reach_is_what_lies_before_the_end(tmp_path, rng, layout):
     with mr.ReplayBuffer.create(
-        tmp_path / "b",
-        SCHEMA,
-        64,
-        3,
-        layout=layout,
-        commit_every=None,
-        autoreset="disabled",
+        tmp_path / "b", SCHEMA, 64, 3, layout=layout, commit_every=None, autoreset="disabled"
     ) as buffer:
         extend(buffer, 41)
         ring = buffer.metadata.ring
@@ -520,9 +484,7 @@ def attempt(errors, call):
 
 
 @pytest.mark.parametrize("left", [0.0, 0.4])
-def test_heads_are_found_whatever_is_left_of_what_no_sum_covers(
-    damaged, tmp_path, left
-):
+def test_heads_are_found_whatever_is_left_of_what_no_sum_covers(damaged, tmp_path, left):
     short = damaged / DATA / "f001.bin"
     (damaged / DATA / "COMMIT").unlink()
     whole = mr.repair(damaged, tmp_path / "whole")
@@ -530,8 +492,5 @@ def test_heads_are_found_whatever_is_left_of_what_no_sum_covers(
     made = mr.repair(damaged, tmp_path / "made")
     assert made.rows + made.cut_rows == whole.rows + whole.cut_rows
     assert made.cut_rows > whole.cut_rows
-    with (
-        mr.ReplayBuffer.open(whole.target) as one,
-        mr.ReplayBuffer.open(made.target) as other,
-    ):
+    with mr.ReplayBuffer.open(whole.target) as one, mr.ReplayBuffer.open(made.target) as other:
         assert (one.heads == other.heads).all()

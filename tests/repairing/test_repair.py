@@ -253,9 +253,7 @@ def test_opening_a_buffer_without_metadata_advises_a_repair(damaged):
 def test_impossible_flags_of_rows_without_a_checksum_are_dropped_or_repaired(
     tmp_path, rng, autoreset
 ):
-    schema = mr.Schema(
-        {"number": mr.Field((), "int64"), "terminated": mr.Field((), "bool")}
-    )
+    schema = mr.Schema({"number": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
     for turn in range(20):
         path = tmp_path / f"{turn}"
         with mr.ReplayBuffer.create(

@@ -26,9 +26,16 @@ def damaged(tmp_path, request):
     """A closed buffer, to be damaged: positions [59, 123), raw bytes in its shards."""
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, 2, layout=request.param, engine="zarr", codec="none",
-        commit_every=None, autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        path,
+        SCHEMA,
+        64,
+        2,
+        layout=request.param,
+        engine="zarr",
+        codec="none",
+        commit_every=None,
+        autoreset="disabled",
+    ) as buffer:
         for _ in range(3):
             extend(buffer, 41)
     return path
@@ -67,9 +74,7 @@ def test_a_whole_buffer_is_copied_as_it_is(damaged):
 
 
 @pytest.mark.parametrize("read", [mr.repair, verify_buffer])
-def test_chunks_are_asked_for_each_time_before_they_are_read(
-    damaged, monkeypatch, read
-):
+def test_chunks_are_asked_for_each_time_before_they_are_read(damaged, monkeypatch, read):
     ahead, asked = Counter(), []
 
     def noted(method, step):
@@ -112,9 +117,16 @@ def test_only_the_block_with_a_flipped_byte_is_dropped(damaged):
 def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, layout):
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, 2, layout=layout, engine="zarr", codec="zstd",
-        commit_every=None, autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        path,
+        SCHEMA,
+        64,
+        2,
+        layout=layout,
+        engine="zarr",
+        codec="zstd",
+        commit_every=None,
+        autoreset="disabled",
+    ) as buffer:
         for _ in range(3):
             extend(buffer, 41)
     shard, at = shard_of(path, 1, 90)
@@ -162,9 +174,7 @@ def test_heads_are_found_without_a_record(damaged):
     commit = damaged / DATA / "COMMIT"
     commit.write_bytes(bytes(len(commit.read_bytes())))
     made = mr.repair(damaged)
-    assert any(
-        "from the checksums of complete blocks. Newer rows" in f for f in made.restored
-    )
+    assert any("from the checksums of complete blocks. Newer rows" in f for f in made.restored)
     numbers, _ = contents(made.target)
     assert all(max(each) == 123 // whole * whole - 1 for each in numbers)
 

@@ -66,9 +66,7 @@ def staged(rings, tmp_path):
     """The newest rows are in the staging files, with their values in the heap."""
     path = shutil.copytree(rings[False], tmp_path / "b")
     with mr.ReplayBuffer.open(path) as buffer:
-        rows = buffer.metadata.ring.rows(
-            np.zeros(2, int), np.array([STEPS - 5, STEPS - 1])
-        )
+        rows = buffer.metadata.ring.rows(np.zeros(2, int), np.array([STEPS - 5, STEPS - 1]))
         assert buffer._files.store.sealed(rows).tolist() == [True, False]
     return path
 
@@ -106,9 +104,7 @@ def assert_repaired(made, *dropped, count=100):
 
 
 @pytest.mark.parametrize("seal", [True, False])
-def test_every_value_comes_along_also_those_that_the_heap_gave_up(
-    rings, tmp_path, seal
-):
+def test_every_value_comes_along_also_those_that_the_heap_gave_up(rings, tmp_path, seal):
     path = shutil.copytree(rings[seal], tmp_path / "b")
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     made = mr.repair(path)
@@ -133,22 +129,14 @@ def test_a_value_that_was_changed_in_its_shard_costs_its_row_alone(damaged):
     assert_repaired(made, [], [375])
 
 
-DAMAGED = {
-    "no UTF-8": b"\xff",
-    "half a character": b"\x80",
-    "another character": b"Z",
-}
+DAMAGED = {"no UTF-8": b"\xff", "half a character": b"\x80", "another character": b"Z"}
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 @pytest.mark.parametrize("at", ["first", "last"])
-def test_a_text_that_was_changed_in_the_heap_costs_its_row_alone_when_sealed(
-    tmp_path, damage, at
-):
+def test_a_text_that_was_changed_in_the_heap_costs_its_row_alone_when_sealed(tmp_path, damage, at):
     # As it was, no reader could take its chunk, and a repair dropped all of its rows.
-    schema = mr.Schema(
-        {"text": mr.Field.text(max_bytes=20), "more": mr.Field.bytes(max_bytes=20)}
-    )
+    schema = mr.Schema({"text": mr.Field.text(max_bytes=20), "more": mr.Field.bytes(max_bytes=20)})
     options = {"heap_bytes": 65_536, "engine": "zarr", "commit_every": None}
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(path, schema, 100, **options) as buffer:
@@ -166,9 +154,7 @@ def test_a_text_that_was_changed_in_the_heap_costs_its_row_alone_when_sealed(
         sealed = buffer._files.store.sealed(np.arange(90))
         assert sealed.all()
         others = [position for position in range(90) if position != 17]
-        assert buffer.get_field("text", 0, others).text() == (
-            ["åaaaaaa"] * 19 + ["c"] * 70
-        )
+        assert buffer.get_field("text", 0, others).text() == (["åaaaaaa"] * 19 + ["c"] * 70)
         if damage == "another character" and at == "last":
             assert buffer.get_field("text", 0, 17).text() == "åaaaaaZ"
         else:

@@ -43,9 +43,15 @@ def add(buffer, numbers):
 
 def create(path, layout="env_major", capacity=64, **options):
     return mr.ReplayBuffer.create(
-        path, SCHEMA, capacity, 2, layout=layout, commit_every=None,
-        autoreset="disabled", **{"heap_bytes": HEAP_BYTES, **options},
-    )  # fmt: skip
+        path,
+        SCHEMA,
+        capacity,
+        2,
+        layout=layout,
+        commit_every=None,
+        autoreset="disabled",
+        **{"heap_bytes": HEAP_BYTES, **options},
+    )
 
 
 @pytest.fixture(params=["env_major", "time_major"])

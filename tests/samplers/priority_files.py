@@ -9,10 +9,13 @@ def more(buffer, count):
     """Add so many steps of both environments."""
     zeros = np.zeros((count, 2))
     buffer.extend(
-        observation=np.zeros((count, 2, 2), int), action=zeros.astype(np.int32),
-        next_observation=np.zeros((count, 2, 2), int), reward=zeros,
-        terminated=zeros > 0, truncated=zeros > 0,
-    )  # fmt: skip
+        observation=np.zeros((count, 2, 2), int),
+        action=zeros.astype(np.int32),
+        next_observation=np.zeros((count, 2, 2), int),
+        reward=zeros,
+        terminated=zeros > 0,
+        truncated=zeros > 0,
+    )
 
 
 def make(**options):

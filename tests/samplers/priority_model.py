@@ -77,16 +77,11 @@ def check(sampler, view, model, alpha, eps):
     ring = rows.column.ring
     open_ = np.flatnonzero(leaves)
     places = zip(*(a.tolist() for a in rows.steps_of(open_)), strict=True)
-    found = dict(
-        zip(places, (leaves[open_] / rows.distribution.total).tolist(), strict=True)
-    )
+    found = dict(zip(places, (leaves[open_] / rows.distribution.total).tolist(), strict=True))
     assert set(found) == {p for p, probability in probabilities.items() if probability}
     for place, probability in found.items():
         # Sums of some hundred numbers in another order.
-        assert (
-            abs(probability - probabilities[place])
-            <= 1e-12 + 1e-9 * probabilities[place]
-        )
+        assert abs(probability - probabilities[place]) <= 1e-12 + 1e-9 * probabilities[place]
     assert rows.num_legal == len(probabilities)
     # Nothing is left of rows that are not alive.
     alive = {ring.row(*place) for place in model.known}

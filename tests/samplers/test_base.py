@@ -6,15 +6,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import (
-    Draw,
-    PrioritySampler,
-    Sampler,
-    Traits,
-    ask,
-    traits_of,
-    unseeded,
-)
+from mmreplay.samplers.base import Draw, PrioritySampler, Sampler, Traits, ask, traits_of, unseeded
 from tests.buffer.support import Twin
 
 
@@ -107,9 +99,7 @@ def test_priorities_are_refused_where_no_part_takes_some(kind):
     assert not isinstance(kind(), PrioritySampler)
     buffer = made(mr.MixtureSampler([(kind(), 1)]))
     assert not traits_of(buffer.sampler).priorities
-    with pytest.raises(
-        SchemaError, match=rf"with priorities, got \['{kind.__name__}'\]"
-    ):
+    with pytest.raises(SchemaError, match=rf"with priorities, got \['{kind.__name__}'\]"):
         buffer.update_priorities(buffer.sample(4), np.ones(4))
 
 

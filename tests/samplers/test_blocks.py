@@ -57,10 +57,7 @@ class TestUniformBlocks(SamplerContract):
         means = {}
         for block in (1, 16):
             random = StepGenerator(3)
-            ranks = [
-                block_ranks(random, step, len(values), block, 256)
-                for step in range(2000)
-            ]
+            ranks = [block_ranks(random, step, len(values), block, 256) for step in range(2000)]
             means[block] = np.var([values[each].mean() for each in ranks])
         # Of 2000 means the variance is known to sqrt(2 / 2000) = 3.2%, of the ratio
         # of two to 4.5%; a block that crosses values takes 1.5% off. 4.75 sigmas.
@@ -93,9 +90,7 @@ def test_an_epoch_of_blocks_draws_every_start_once(view, ranks):
 def test_epochs_of_blocks_begin_them_at_other_positions():
     view = max(VIEWS, key=lambda view: len(view.legal_starts()))
     sampler = ShuffledSampler(5, block=BLOCK)
-    firsts = {
-        tuple(sorted(flat(epoch(sampler, view, BLOCK))[:BLOCK])) for _ in range(9)
-    }
+    firsts = {tuple(sorted(flat(epoch(sampler, view, BLOCK))[:BLOCK])) for _ in range(9)}
     assert len(firsts) > 2
 
 
@@ -130,10 +125,7 @@ def test_blocks_without_shuffling_are_refused():
 @pytest.mark.parametrize("count", [0, 1, 8])
 def test_of_a_block_that_is_longer_than_a_draw_only_the_draw_is_made(count):
     # Of 2**31 ranks the first eight would take 16 GiB; of 2**70 there is no array.
-    found = [
-        block_ranks(StepGenerator(3), 5, 100, block, count)
-        for block in (8, 2**31, 2**70)
-    ]
+    found = [block_ranks(StepGenerator(3), 5, 100, block, count) for block in (8, 2**31, 2**70)]
     assert len(found[0]) == count
     assert all((each == found[0]).all() for each in found)
 

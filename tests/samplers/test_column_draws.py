@@ -40,11 +40,12 @@ while sys.stdin.readline():
 
 def steps_of(numbers):
     return {
-        "group": numbers // 4, "version": numbers // 16,
+        "group": numbers // 4,
+        "version": numbers // 16,
         "observation": np.stack([numbers, -numbers], 1),
         "reward": (numbers % 3).astype(np.float32),
         "terminated": np.ones(len(numbers), bool),
-    }  # fmt: skip
+    }
 
 
 class Written:
@@ -53,8 +54,10 @@ class Written:
     def __init__(self, path):
         self.child = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.child.stdout.readline() == "ready\n"
         self.reader = mr.ReplayBuffer.open(path)
 
@@ -145,9 +148,7 @@ SAMPLERS = {
     "groups": lambda: mr.GroupSampler("group", 4, seed=0),
     "staleness": lambda: mr.StalenessSampler("version", 99, seed=0),
     "uses": lambda: mr.UseCounter(9, mr.UniformSampler(seed=0), name=None),
-    "uses of groups": lambda: mr.UseCounter(
-        9, mr.GroupSampler("group", 4, seed=0), name=None
-    ),
+    "uses of groups": lambda: mr.UseCounter(9, mr.GroupSampler("group", 4, seed=0), name=None),
     "uses of recent steps": lambda: mr.UseCounter(
         9, mr.StalenessSampler("version", 99, seed=0), name=None
     ),
@@ -158,9 +159,13 @@ SAMPLERS = {
 def test_transforms_are_applied_to_what_they_draw(name):
     transforms = [mr.NStep(2, 0.5), mr.FrameStack(2)]
     with mr.ReplayBuffer.create(
-        None, mr.Schema(FIELDS), 400, engine="memory", transforms=transforms,
+        None,
+        mr.Schema(FIELDS),
+        400,
+        engine="memory",
+        transforms=transforms,
         sampler=SAMPLERS[name](),
-    ) as buffer:  # fmt: skip
+    ) as buffer:
         buffer.extend(episodes(20))
         for _ in range(5):
             batch = buffer.sample(6)
@@ -173,18 +178,14 @@ def test_transforms_are_applied_to_what_they_draw(name):
 
 
 def test_windows_begin_at_recent_steps_and_at_unused_ones():
-    with mr.ReplayBuffer.create(
-        None, mr.Schema(FIELDS), 400, engine="memory"
-    ) as buffer:
+    with mr.ReplayBuffer.create(None, mr.Schema(FIELDS), 400, engine="memory") as buffer:
         buffer.extend(episodes(20))
         recent = mr.StalenessSampler("version", 4, 1, seed=0)
         buffer.sampler = mr.SequenceSampler(2, recent)
         batch = buffer.sample(64)
         assert (batch["version"][:, 0] >= 3).all()
         assert (np.diff(batch["observation"][..., 0], axis=1) == 1).all()
-        counter = mr.UseCounter(
-            1, mr.UniformSampler(seed=0), name=None, lease_s=1e6, seed=0
-        )
+        counter = mr.UseCounter(1, mr.UniformSampler(seed=0), name=None, lease_s=1e6, seed=0)
         buffer.sampler = mr.SequenceSampler(2, counter)
         first = buffer.sample(30)
         second = buffer.sample(30)
@@ -194,9 +195,7 @@ def test_windows_begin_at_recent_steps_and_at_unused_ones():
             buffer.sample(1)
         assert buffer.acknowledge(first) == 30
         ids, every = np.zeros(80, int), np.arange(80)
-        assert (
-            counter.uses(buffer.view, ids, every)[first.positions].tolist() == [1] * 30
-        )
+        assert counter.uses(buffer.view, ids, every)[first.positions].tolist() == [1] * 30
         assert counter.uses(buffer.view, ids, every).sum() == 30
 
 

@@ -28,9 +28,7 @@ def prioritized():
 INNER = {
     "groups": groups,
     "recent": lambda: stale(None),
-    "weighted": lambda: mr.StalenessSampler(
-        "version", 9, 6, lambda behind: 0.8**behind, seed=3
-    ),
+    "weighted": lambda: mr.StalenessSampler("version", 9, 6, lambda behind: 0.8**behind, seed=3),
     "recent groups": lambda: stale(groups()),
     "recent distinct": lambda: stale(mr.DistinctSampler(seed=2)),
     "recent by priority": lambda: stale(prioritized()),
@@ -44,8 +42,7 @@ def counted(inner, maximum=2, **options):
 
 
 SAMPLERS = INNER | {
-    f"uses of {name}": counted(name, maximum=1 if "groups" in name else 2)
-    for name in INNER
+    f"uses of {name}": counted(name, maximum=1 if "groups" in name else 2) for name in INNER
 }
 LEASED = {f"leases of {name}": counted(name, 1, lease_s=3600) for name in INNER}
 
@@ -56,9 +53,7 @@ def ring(path, sampler):
     buffer = mr.ReplayBuffer.create(
         path, mr.Schema(FIELDS), ROWS, autoreset="same_step", sampler=sampler
     )
-    buffer.extend(
-        group=numbers // 4, version=numbers // 40, terminated=np.ones(ROWS, bool)
-    )
+    buffer.extend(group=numbers // 4, version=numbers // 40, terminated=np.ones(ROWS, bool))
     return buffer
 
 

@@ -80,9 +80,7 @@ def test_newest_steps_join_prioritized_ones_with_their_weights(rng):
         drawn = steps_of(batch)
         assert set(drawn[:50]) == newest
         assert (batch.weights[:50] == 1).all()
-        for place, probability in zip(
-            drawn[50:], batch.probabilities[50:], strict=True
-        ):
+        for place, probability in zip(drawn[50:], batch.probabilities[50:], strict=True):
             assert probability == pytest.approx(values[place] / total)
         rest += drawn[50:]
     assert_distribution(rest, {place: value / total for place, value in values.items()})
@@ -144,12 +142,16 @@ def test_epochs_of_windows_of_a_part_with_the_earliest_ignored(tmp_path, rng):
 @pytest.mark.parametrize(
     "make",
     [
-        mr.UniformSampler, mr.StratifiedSampler, mr.DistinctSampler, mr.ShuffledSampler,
-        mr.PrioritizedSampler, mr.RankPrioritizedSampler,
+        mr.UniformSampler,
+        mr.StratifiedSampler,
+        mr.DistinctSampler,
+        mr.ShuffledSampler,
+        mr.PrioritizedSampler,
+        mr.RankPrioritizedSampler,
         lambda seed: mr.RecentSampler(3, 0.5, seed=seed),
         lambda seed: mr.EmphasizeRecentSampler(4, seed=seed),
     ],
-)  # fmt: skip
+)
 def test_where_none_can_be_drawn_all_that_is_published_is_counted(make):
     transforms, sampler = [mr.NStep(15, 0.9)], make(seed=0)
     twin = Twin(None, 20, sampler=sampler, transforms=transforms)

@@ -29,9 +29,7 @@ SAMPLERS = {
         seed=seed, stratified=False, normalize="buffer"
     ),
     "ranks": lambda seed: mr.RankPrioritizedSampler(seed=seed),
-    "ranks, independent": lambda seed: mr.RankPrioritizedSampler(
-        seed=seed, stratified=False
-    ),
+    "ranks, independent": lambda seed: mr.RankPrioritizedSampler(seed=seed, stratified=False),
     "recent": lambda seed: mr.RecentSampler(2, 0.4, mr.UniformSampler(seed), seed=seed),
     "emphasize recent": lambda seed: mr.EmphasizeRecentSampler(40, seed=seed),
     "stratified": mr.StratifiedSampler,
@@ -45,9 +43,7 @@ SAMPLERS = {
         2, mr.ShuffledSampler(seed), boundary="any", bootstrap=1
     ),
     "episodes": lambda seed: mr.EpisodeSampler(mr.UniformSampler(seed)),
-    "episodes, ragged": lambda seed: mr.EpisodeSampler(
-        mr.ShuffledSampler(seed), layout="ragged"
-    ),
+    "episodes, ragged": lambda seed: mr.EpisodeSampler(mr.ShuffledSampler(seed), layout="ragged"),
     "groups": lambda seed: mr.GroupSampler("pair", seed=seed),
     "recent versions": lambda seed: mr.StalenessSampler("pair", 9, seed=seed),
     "priorities of recent versions": lambda seed: mr.StalenessSampler(
@@ -56,9 +52,7 @@ SAMPLERS = {
     "groups of recent versions": lambda seed: mr.StalenessSampler(
         "pair", 9, sampler=mr.GroupSampler("pair", seed=seed), seed=seed
     ),
-    "uses": lambda seed: mr.UseCounter(
-        60_000, mr.UniformSampler(seed), name=None, seed=seed
-    ),
+    "uses": lambda seed: mr.UseCounter(60_000, mr.UniformSampler(seed), name=None, seed=seed),
     "leases of groups": lambda seed: mr.UseCounter(
         1, mr.GroupSampler("pair", seed=seed), lease_s=1e-9, name=None, seed=seed
     ),

@@ -23,9 +23,7 @@ class TestDistinctSampler(SamplerContract):
     def test_every_set_is_as_likely(self):
         view = ListedView(["sxs", "s-", "xss"])
         sampler, draws = self.make(), 4000
-        drawn = Counter(
-            tuple(sorted(steps_of(sampler.draw(view, 2)))) for _ in range(draws)
-        )
+        drawn = Counter(tuple(sorted(steps_of(sampler.draw(view, 2)))) for _ in range(draws))
         sets = list(combinations(sorted(view.legal_starts()), 2))
         mean = draws / len(sets)
         assert set(drawn) == set(sets)

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.episodes.starts import (
-    WindowStarts,
-    newest,
-    num_legal,
-    rank_edges,
-)
+from mmreplay.episodes.starts import WindowStarts, newest, num_legal, rank_edges
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, steps_of
@@ -79,8 +74,9 @@ def test_ranks_of_starts_are_found_back(view):
     for counts in (1, 2, 99):
         # Narrowed views count for themselves, and must find the same.
         narrow = newest(view, np.full(len(view.rows), counts), edges)
-        listed = list(zip(*map(np.ndarray.tolist, narrow.start_at(
-            np.arange(num_legal(narrow)))), strict=True))  # fmt: skip
+        listed = list(
+            zip(*map(np.ndarray.tolist, narrow.start_at(np.arange(num_legal(narrow)))), strict=True)
+        )
         found = narrow.legal_before(env_ids, positions).tolist()
         assert found == [sum(place < w for place in listed) for w in where]
         assert num_legal(narrow) == len(listed)
@@ -130,15 +126,11 @@ def test_windows_of_a_live_ring_are_what_one_that_was_just_opened_shows(
 ):
     taken = []
     plain = WindowStarts._forget
-    monkeypatch.setattr(
-        WindowStarts, "_forget", lambda *args: taken.append(1) or plain(*args)
-    )
+    monkeypatch.setattr(WindowStarts, "_forget", lambda *args: taken.append(1) or plain(*args))
     sampler = mr.ignore_earliest(5, WINDOWED[kind](mr.UniformSampler(0)))
     twin, compared = Twin(tmp_path / "b", 24, 2), 0
     for turn in range(60):
-        kinds = rng.choice(
-            ["", "t", "u"], (int(rng.integers(1, 4)), 2), p=[0.7, 0.2, 0.1]
-        )
+        kinds = rng.choice(["", "t", "u"], (int(rng.integers(1, 4)), 2), p=[0.7, 0.2, 0.1])
         twin.extend(kinds.tolist(), final=turn % 3 == 0)
         if turn % 25 == 24:
             twin.buffer.clear([0])
@@ -263,16 +255,12 @@ def test_an_episode_of_which_steps_are_ignored_is_not_whole(tmp_path, by):
         (mr.UniformSampler, "cannot draw 2 steps: none of 6 published rows is a legal"),
     ],
 )
-def test_where_all_rows_are_left_out_the_message_says_what_leaves_them_out(
-    inside, what
-):
+def test_where_all_rows_are_left_out_the_message_says_what_leaves_them_out(inside, what):
     schema = mr.Schema({"reward": mr.Field((), "float32")})
     sampler = mr.ignore_earliest(9, inside())
     buffer = mr.ReplayBuffer.create(None, schema, 20, engine="memory", sampler=sampler)
     buffer.extend(reward=np.arange(6.0))
     buffer.end_episodes()
-    told = (
-        rf"^{what}.* within ignore_earliest\(9\)\. Add steps first, or draw from more"
-    )
+    told = rf"^{what}.* within ignore_earliest\(9\)\. Add steps first, or draw from more"
     with pytest.raises(EmptyError, match=told):
         buffer.sample(2)

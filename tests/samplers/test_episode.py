@@ -82,9 +82,7 @@ def ragged(draw):
     """The episodes of a ragged draw."""
     assert draw.windows is None
     pieces = itertools.pairwise(draw.offsets.tolist())
-    return [
-        (int(draw.env_ids[a]), tuple(draw.positions[a:b].tolist())) for a, b in pieces
-    ]
+    return [(int(draw.env_ids[a]), tuple(draw.positions[a:b].tolist())) for a, b in pieces]
 
 
 @pytest.mark.parametrize("layout", ["padded", "ragged"])
@@ -97,14 +95,10 @@ def test_an_episode_whose_final_row_is_still_to_come_is_no_whole_one(layout):
             "truncated": mr.Field((), "bool"),
         }
     )
-    with mr.ReplayBuffer.create(
-        None, schema, 16, engine="memory", autoreset="next_step"
-    ) as buffer:
+    with mr.ReplayBuffer.create(None, schema, 16, engine="memory", autoreset="next_step") as buffer:
         sampler = mr.EpisodeSampler(mr.UniformSampler(seed=0), layout=layout)
         for step in range(3):
-            buffer.add(
-                observation=step, reward=1.0, terminated=False, truncated=step == 2
-            )
+            buffer.add(observation=step, reward=1.0, terminated=False, truncated=step == 2)
         with pytest.raises(mr.EmptyError):
             buffer.sample_by(sampler, 1)
         running = mr.EpisodeSampler(mr.UniformSampler(0), layout=layout, running=True)
@@ -142,9 +136,7 @@ def wanted(oracle, case):
             and (not episode.running or case.get("running"))
         ):
             weight = len(episode.in_batch) if case.get("by") == "length" else 1
-            found[episode.env_id, tuple(episode.in_batch), tuple(episode.legal)] = (
-                weight
-            )
+            found[episode.env_id, tuple(episode.in_batch), tuple(episode.legal)] = weight
     return found
 
 
@@ -166,9 +158,7 @@ def assert_shares(names, weights):
 def test_episodes_are_those_found_by_looking_at_every_row(
     tmp_path, autoreset, stored, capacity, num_envs, turns, rng
 ):
-    twin = Twin(
-        tmp_path / "ring", capacity, num_envs, autoreset=autoreset, stored=stored
-    )
+    twin = Twin(tmp_path / "ring", capacity, num_envs, autoreset=autoreset, stored=stored)
     kept = [EpisodeSampler(UniformSampler(1), **case) for case in CASES]
     for turn in range(turns):
         random_turn(twin, rng, turn)
@@ -257,15 +247,11 @@ def test_episodes_are_chosen_by_their_returns(tmp_path):
     twin = filled(tmp_path / "ring")
     table = mr.episode_table(twin.buffer)
     for least, most in ((-np.inf, np.inf), (20.0, np.inf), (3.0, 60.0)):
-        sampler = EpisodeSampler(
-            UniformSampler(0), where=return_within(table, least, most)
-        )
+        sampler = EpisodeSampler(UniformSampler(0), where=return_within(table, least, most))
         good = (table.returns >= least) & (table.returns <= most) & table.whole
         expected = {
             (int(e), tuple(range(b, s)))
-            for e, b, s in zip(
-                table.env_ids[good], table.begin[good], table.end[good], strict=True
-            )
+            for e, b, s in zip(table.env_ids[good], table.begin[good], table.end[good], strict=True)
         }
         names = drawn(sampler.draw(view_of(twin.buffer), 40 * len(expected)))
         assert_uniform(names, expected)

@@ -23,9 +23,14 @@ FIELDS = {
 def ring(prompts, rewards=None, capacity=1000, num_envs=1, ends=True, **options):
     """A ring of steps of one episode each, or of one long episode."""
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(FIELDS), capacity, num_envs, engine="memory",
-        autoreset="same_step", **options,
-    )  # fmt: skip
+        None,
+        mr.Schema(FIELDS),
+        capacity,
+        num_envs,
+        engine="memory",
+        autoreset="same_step",
+        **options,
+    )
     if len(prompts):
         extend(buffer, prompts, rewards, ends)
     return buffer
@@ -50,26 +55,18 @@ def groups_of(buffer, rows=None, varies=False):
     view = buffer.view
     starts = view.starts
     count = int(starts.lengths.sum()) - view.num_illegal
-    legal = set(
-        zip(*(a.tolist() for a in view.start_at(np.arange(count))), strict=True)
-    )
+    legal = set(zip(*(a.tolist() for a in view.start_at(np.arange(count))), strict=True))
     every = buffer.gather_all()
     found = defaultdict(list)
     for number in range(len(every)):
         if not every["final"][number]:
             place = int(every.env_ids[number]), int(every.positions[number])
-            found[int(every["prompt"][number])].append(
-                (place, float(every["reward"][number]))
-            )
+            found[int(every["prompt"][number])].append((place, float(every["reward"][number])))
     groups = set()
     for members in found.values():
         places = {place for place, _ in members}
         rewards = {reward for _, reward in members}
-        if (
-            places <= legal
-            and rows in (None, len(places))
-            and not (varies and len(rewards) == 1)
-        ):
+        if places <= legal and rows in (None, len(places)) and not (varies and len(rewards) == 1):
             groups.add(frozenset(places))
     return groups
 
@@ -106,17 +103,11 @@ def test_all_complete_groups_are_drawn_and_no_others(
             buffer.view.column_index("prompt")
         expected = groups_of(buffer, rows, varies)
         where = "reward_varies" if varies else None
-        sampler = mr.GroupSampler(
-            "prompt", rows, where, seed=data.draw(st.integers(0, 9))
-        )
+        sampler = mr.GroupSampler("prompt", rows, where, seed=data.draw(st.integers(0, 9)))
         if rows is None:
             # Of rows that left the index alone knows: tests/buffer/test_find.py.
             index = buffer.view.column_index("prompt")
-            broken = {
-                value
-                for value in range(7)
-                if index.look_up(np.array([value])).broken[0]
-            }
+            broken = {value for value in range(7) if index.look_up(np.array([value])).broken[0]}
             expected = {
                 group
                 for group in expected
@@ -164,9 +155,7 @@ def test_a_batch_holds_whole_groups_one_after_another():
     with ring([1, 2, 1, 2, 1, 2, 3], np.arange(7), sampler=sampler) as buffer:
         batch = buffer.sample(2)
         assert batch.offsets.tolist() == [0, 3, 6]
-        assert sorted(map(tuple, batch["prompt"].reshape(2, 3).tolist())) == [
-            (1, 1, 1), (2, 2, 2),
-        ]  # fmt: skip
+        assert sorted(map(tuple, batch["prompt"].reshape(2, 3).tolist())) == [(1, 1, 1), (2, 2, 2)]
         # Oldest first.
         assert (np.diff(batch.positions.reshape(2, 3), axis=1) > 0).all()
         assert batch.torch().offsets.tolist() == [0, 3, 6]
@@ -196,9 +185,7 @@ def test_late_rewards_are_seen_and_a_callable_sees_the_rows():
         with pytest.raises(EmptyError, match="where= selects"):
             sampler.draw(buffer.view, 2)
         buffer.write_field("reward", [0], [3], [1.0])
-        assert drawn_groups(sampler.draw(buffer.view, 2)) == [
-            frozenset({(0, 2), (0, 3)})
-        ]
+        assert drawn_groups(sampler.draw(buffer.view, 2)) == [frozenset({(0, 2), (0, 3)})]
         asked = []
 
         def where(groups):
@@ -207,9 +194,7 @@ def test_late_rewards_are_seen_and_a_callable_sees_the_rows():
             return best < 1
 
         chosen = mr.GroupSampler("prompt", where=where, seed=0)
-        assert drawn_groups(chosen.draw(buffer.view, 2)) == [
-            frozenset({(0, 0), (0, 1)})
-        ]
+        assert drawn_groups(chosen.draw(buffer.view, 2)) == [frozenset({(0, 0), (0, 1)})]
         groups = asked[0]
         assert sorted(groups.values.tolist()) == [1, 2]
         assert len(groups) == 2
@@ -256,9 +241,7 @@ def test_arguments_that_are_no_groups_are_refused():
 
 
 def test_groups_share_no_batch_with_other_samplers():
-    with pytest.raises(
-        SchemaError, match=r"must not draw groups, got .*'groups', 'single steps'"
-    ):
+    with pytest.raises(SchemaError, match=r"must not draw groups, got .*'groups', 'single steps'"):
         mr.MixtureSampler([(mr.GroupSampler("prompt"), 1), (mr.UniformSampler(), 1)])
     with pytest.raises(SchemaError, match="got the GroupSampler, of groups"):
         mr.SequenceSampler(2, mr.GroupSampler("prompt"))
@@ -389,7 +372,5 @@ def test_groups_are_selected_by_their_texts_and_lengths(tmp_path, engine):
         batch = buffer.sample(3)
         assert batch["prompt"].tolist() == [2] * 4
         assert batch["text"].text() == ["üü"] * 4
-        buffer.sampler = mr.StalenessSampler(
-            "prompt", 3, 2, sampler=buffer.sampler, seed=0
-        )
+        buffer.sampler = mr.StalenessSampler("prompt", 3, 2, sampler=buffer.sampler, seed=0)
         assert buffer.sample(1)["text"].text() == ["üü"] * 4

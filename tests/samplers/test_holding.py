@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import (
-    EmptyError,
-    FailedError,
-    FullError,
-    SchemaError,
-    StaleError,
-)
+from mmreplay.errors import EmptyError, FailedError, FullError, SchemaError, StaleError
 from mmreplay.samplers import uses
 from mmreplay.samplers.base import Draw
 from mmreplay.samplers.holding import Claims, all_or_nothing
@@ -35,9 +29,8 @@ def ring(path, sampler=None, rows=ROWS, **options):
     """A ring of steps that have no next observation: each is a legal start."""
     engine = "memory" if path is None else "memmap"
     buffer = mr.ReplayBuffer.create(
-        path, mr.Schema(FIELDS), 100, engine=engine, sampler=sampler,
-        commit_every=None, **options,
-    )  # fmt: skip
+        path, mr.Schema(FIELDS), 100, engine=engine, sampler=sampler, commit_every=None, **options
+    )
     every = np.arange(rows)
     buffer.extend(uid=every, version=np.full(rows, 5), group=every // 2)
     return buffer
@@ -147,9 +140,7 @@ COUNTING = {
     "groups": lambda: counter(mr.GroupSampler("group", 2, seed=0)),
     "recent enough": lambda: counter(mr.StalenessSampler("version", 5, 9, seed=0)),
     "leases": lambda: counter(lease_s=1000),
-    "leases of groups": lambda: counter(
-        mr.GroupSampler("group", 2, seed=0), lease_s=1000
-    ),
+    "leases of groups": lambda: counter(mr.GroupSampler("group", 2, seed=0), lease_s=1000),
     "mixture": lambda: mr.MixtureSampler([(counter(), 1), (UNIFORM(), 1)], seed=0),
     "windows": lambda: mr.SequenceSampler(1, counter()),
     "a part": lambda: mr.ignore_earliest(1, counter()),
@@ -163,9 +154,7 @@ def UNIFORM():
 
 @pytest.mark.parametrize("kind", COUNTING)
 @pytest.mark.parametrize("within", [False, True], ids=["drawn", "held"])
-def test_a_draw_that_fails_at_any_look_at_the_view_leaves_the_next_as_it_was(
-    kind, within
-):
+def test_a_draw_that_fails_at_any_look_at_the_view_leaves_the_next_as_it_was(kind, within):
     sampler, twin = COUNTING[kind](), COUNTING[kind]()
     with ring(None) as buffer, ring(None) as other:
         view, failures, claims = FailingView(buffer.view), 0, Claims()
@@ -191,18 +180,13 @@ def once(inner, seed):
 
 WRAPPERS = {
     "mixture": lambda seed: mr.MixtureSampler(
-        [(once(mr.UniformSampler(seed), seed), 1), (mr.ShuffledSampler(seed), 1)],
-        seed=seed,
+        [(once(mr.UniformSampler(seed), seed), 1), (mr.ShuffledSampler(seed), 1)], seed=seed
     ),
-    "recent": lambda seed: mr.RecentSampler(
-        2, 0.5, once(mr.UniformSampler(seed), seed), seed=seed
-    ),
+    "recent": lambda seed: mr.RecentSampler(2, 0.5, once(mr.UniformSampler(seed), seed), seed=seed),
     "windows": lambda seed: mr.SequenceSampler(2, once(mr.UniformSampler(seed), seed)),
     "episodes": lambda seed: mr.EpisodeSampler(once(mr.UniformSampler(seed), seed)),
     "a part": lambda seed: mr.ignore_earliest(2, once(mr.UniformSampler(seed), seed)),
-    "recent versions": lambda seed: once(
-        mr.StalenessSampler("pair", 9, seed=seed), seed
-    ),
+    "recent versions": lambda seed: once(mr.StalenessSampler("pair", 9, seed=seed), seed),
     "groups": lambda seed: once(mr.GroupSampler("pair", seed=seed), seed),
     "priorities": lambda seed: once(mr.PrioritizedSampler(seed=seed, name=None), seed),
     "windows in a mixture": lambda seed: mr.MixtureSampler(
@@ -217,9 +201,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
-@pytest.mark.parametrize(
-    "rule", [rule for rule in SAMPLER_RULES if rule.startswith("failed_")]
-)
+@pytest.mark.parametrize("rule", [rule for rule in SAMPLER_RULES if rule.startswith("failed_")])
 def test_wrappers_of_a_counter_keep_the_rules_of_draws_that_fail(kind, rule, tmp_path):
     check_sampler(WRAPPERS[kind], tmp_path, rules=[rule])
 
@@ -290,9 +272,13 @@ def test_a_sampler_is_not_put_back_over_the_draws_of_others():
 
     sampler = mr.ShuffledSampler(seed=0)
     with mr.ReplayBuffer.create(
-        None, mr.Schema(FIELDS), 100, engine="memory", sampler=sampler,
+        None,
+        mr.Schema(FIELDS),
+        100,
+        engine="memory",
+        sampler=sampler,
         transforms=[mr.Apply(draws_itself)],
-    ) as buffer:  # fmt: skip
+    ) as buffer:
         every = np.arange(ROWS)
         buffer.extend(uid=every, version=every, group=every)
         with pytest.raises(ValueError, match="after another draw"):
@@ -339,9 +325,7 @@ def test_batches_that_a_loader_never_handed_out_are_drawn_again(kind, num_thread
     drawn = Counter()
     with ring(None, sampler) as buffer:
         for _ in range(3):
-            with mr.ReplayLoader(
-                buffer, 2, num_threads=num_threads, prefetch=4
-            ) as loader:
+            with mr.ReplayLoader(buffer, 2, num_threads=num_threads, prefetch=4) as loader:
                 drawn.update(next(iter(loader)).positions.tolist())
                 _await(lambda loader=loader: loader._work.num_ready() >= 3)
         drawn += drain(buffer, sampler)
@@ -549,13 +533,8 @@ def test_where_the_second_ring_cannot_store_the_first_is_put_back(
 ):
     folders = [None, None] if where == "RAM" else [tmp_path / "a", tmp_path / "b"]
     name = None if where == "RAM" else "uses"
-    samplers = [
-        mr.UseCounter(1, mr.DistinctSampler(seed=n), name=name) for n in range(2)
-    ]
-    with (
-        ring(folders[0], samplers[0]) as one,
-        ring(folders[1], samplers[1]) as other,
-    ):
+    samplers = [mr.UseCounter(1, mr.DistinctSampler(seed=n), name=name) for n in range(2)]
+    with ring(folders[0], samplers[0]) as one, ring(folders[1], samplers[1]) as other:
         both = mr.concat([one, other], shares=[1, 1], seed=0)
         for buffer, sampler in zip((one, other), samplers, strict=True):
             assert not used(buffer, sampler).any()
@@ -653,9 +632,7 @@ def test_counters_of_one_name_are_refused_in_one_mixture():
     with pytest.raises(SchemaError, match=message):
         mr.MixtureSampler([(mr.UseCounter(1), 1), (mr.UseCounter(2), 1)])
     with pytest.raises(SchemaError, match=message):
-        mr.MixtureSampler(
-            [(mr.ignore_earliest(2, mr.UseCounter(1)), 1), (mr.UseCounter(1), 1)]
-        )
+        mr.MixtureSampler([(mr.ignore_earliest(2, mr.UseCounter(1)), 1), (mr.UseCounter(1), 1)])
     one = mr.UseCounter(1)
     mr.MixtureSampler([(one, 1), (one, 2), (mr.UseCounter(1, name="other"), 1)])
     mr.MixtureSampler([(counter(), 1), (counter(), 1)])

@@ -19,9 +19,8 @@ def made(numbers, path=None, capacity=None, **options):
     engine = "memory" if path is None else "memmap"
     capacity = len(numbers) if capacity is None else capacity
     buffer = mr.ReplayBuffer.create(
-        path, SCHEMA, max(1, capacity), engine=engine, sampler=sampler,
-        commit_every=None,
-    )  # fmt: skip
+        path, SCHEMA, max(1, capacity), engine=engine, sampler=sampler, commit_every=None
+    )
     if len(numbers):
         buffer.extend(n=np.asarray(numbers))
     return buffer
@@ -81,11 +80,9 @@ def test_steps_are_drawn_and_weighted_as_from_one_buffer_of_all(
         drawn += rows.tolist()
         np.testing.assert_allclose(batch.probabilities, law[rows], rtol=1e-6)
         weights = (len(law) * law[rows]) ** -0.7
-        scale = {
-            "batch": weights.max(),
-            "buffer": ((len(law) * law.min()) ** -0.7),
-            "mean": 1.0,
-        }[normalize]
+        scale = {"batch": weights.max(), "buffer": ((len(law) * law.min()) ** -0.7), "mean": 1.0}[
+            normalize
+        ]
         np.testing.assert_allclose(batch.weights, weights / scale, rtol=1e-5)
         assert (np.diff(batch.buffer_ids) >= 0).all()
     # Stratified draws vary less than independent ones, so the test is conservative.
@@ -140,10 +137,7 @@ def test_weights_stay_unbiased_where_masses_moved_since_the_plan(rng):
             at = np.searchsorted(cumulated, own * cumulated[-1], side="right")
             at = np.minimum(at, len(cumulated) - 1)
             share = now[number][at] / cumulated[-1]
-            rows += [
-                (number, row, q)
-                for row, q in zip(at, fractions[number] * share, strict=True)
-            ]
+            rows += [(number, row, q) for row, q in zip(at, fractions[number] * share, strict=True)]
         for mine, other in zip(rows, brute_force(known, now, points), strict=True):
             assert mine[:2] == other[:2]
             assert mine[2] == pytest.approx(other[2])
@@ -206,9 +200,7 @@ def test_rows_that_are_overwritten_before_they_are_copied_are_drawn_again(tmp_pa
         numbers = batch["n"].numpy()
         ids = batch.buffer_ids.numpy()
         positions = batch.positions.numpy()
-        np.testing.assert_array_equal(
-            numbers, np.where(ids == 0, positions, positions + 1000)
-        )
+        np.testing.assert_array_equal(numbers, np.where(ids == 0, positions, positions + 1000))
         np.testing.assert_allclose(batch.probabilities.numpy(), 1 / 200, rtol=1e-6)
         np.testing.assert_array_equal(batch.weights.numpy(), np.ones(64))
         writer.extend(n=np.arange(100 + 40 * number, 140 + 40 * number))
@@ -250,9 +242,7 @@ def test_draws_of_a_dataset_have_the_weights_of_the_whole(tmp_path, rng):
         draws = dataset.draws(32, 4)
         draws.load_state_dict(state)
         expected.load_state_dict(state)
-        loader = DataLoader(
-            dataset, sampler=draws, batch_size=None, num_workers=num_workers
-        )
+        loader = DataLoader(dataset, sampler=draws, batch_size=None, num_workers=num_workers)
         for batch in loader:
             other = expected.sample(32)
             np.testing.assert_array_equal(batch.positions.numpy(), other.positions)

@@ -23,13 +23,7 @@ SCHEMA = mr.Schema(
 def make(sampler):
     """Two environments whose rings have gone round, with ends of both kinds."""
     buffer = mr.ReplayBuffer.create(
-        None,
-        SCHEMA,
-        CAPACITY,
-        NUM_ENVS,
-        engine="memory",
-        sampler=sampler,
-        autoreset="next_step",
+        None, SCHEMA, CAPACITY, NUM_ENVS, engine="memory", sampler=sampler, autoreset="next_step"
     )
     for step in range(STEPS):
         ends = np.array([step in ENDS[env_id] for env_id in range(NUM_ENVS)])
@@ -106,9 +100,7 @@ def test_ragged_episodes_leave_out_what_begins_none():
         for _ in range(200):
             batch = buffer.sample(4)
             firsts = np.asarray(batch.offsets[:-1])
-            drawn |= {
-                (int(batch.env_ids[at]), int(batch.positions[at])) for at in firsts
-            }
+            drawn |= {(int(batch.env_ids[at]), int(batch.positions[at])) for at in firsts}
         assert buffer.count_left_out() == alive(buffer) - len(drawn)
 
 

@@ -138,9 +138,7 @@ def test_priorities_go_to_every_part_that_keeps_some():
     view = VIEWS[3]
     draw = mixed.draw(view, 6)
     mask = np.ones((6, 1), bool)
-    dropped = mixed.update_priorities(
-        view, draw.env_ids, draw.positions, np.ones((6, 1)), mask
-    )
+    dropped = mixed.update_priorities(view, draw.env_ids, draw.positions, np.ones((6, 1)), mask)
     assert dropped == 4
     for part in (first, second):
         ((seen, env_ids, _, _, received),) = part.updates
@@ -198,13 +196,9 @@ def test_recent_windows_are_refused_with_the_way_out():
 
 
 def test_a_part_without_a_share_is_refused():
-    with pytest.raises(
-        SchemaError, match=r"samplers must be pairs.*got UniformSampler"
-    ):
+    with pytest.raises(SchemaError, match=r"samplers must be pairs.*got UniformSampler"):
         mr.MixtureSampler([mr.UniformSampler(0)])
-    with pytest.raises(
-        SchemaError, match=r"samplers must be a list of pairs of.*got 3"
-    ):
+    with pytest.raises(SchemaError, match=r"samplers must be a list of pairs of.*got 3"):
         mr.MixtureSampler(3)
 
 
@@ -223,9 +217,7 @@ def test_episodes_of_parts_are_padded_to_the_longest():
         lengths.add(rows.shape[1])
         sizes = [begins[p] for p in batch.positions.tolist()]
         assert rows.shape[1] == max(sizes)
-        for row, mask, first, size in zip(
-            rows, batch.mask, batch["is_first"], sizes, strict=True
-        ):
+        for row, mask, first, size in zip(rows, batch.mask, batch["is_first"], sizes, strict=True):
             steps = row[0] + np.minimum(np.arange(rows.shape[1]), size - 1)
             assert row.tolist() == steps.tolist()
             assert mask.tolist() == (np.arange(rows.shape[1]) < size).tolist()
@@ -233,9 +225,7 @@ def test_episodes_of_parts_are_padded_to_the_longest():
     assert len(lengths) > 1
 
 
-FIELDS = mr.Schema(
-    {"observation": mr.Field((), "int64"), "terminated": mr.Field((), "bool")}
-)
+FIELDS = mr.Schema({"observation": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
 
 
 def filled(path):

@@ -76,9 +76,7 @@ def test_neighbours_are_as_likely_to_be_any_pair(rng, computed):
     for _ in range(3000):
         first, second = Permutation(6, rng)(np.arange(2)).tolist()
         pairs.append((first, second))
-    assert_distribution(
-        pairs, dict.fromkeys(itertools.permutations(range(6), 2), 1 / 30)
-    )
+    assert_distribution(pairs, dict.fromkeys(itertools.permutations(range(6), 2), 1 / 30))
 
 
 def test_neighbours_of_a_large_order_are_far_apart_as_chance_has_it(rng):

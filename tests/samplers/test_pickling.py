@@ -51,9 +51,7 @@ SAMPLERS = {
     "shuffled": lambda _: mr.ShuffledSampler(1),
     "stratified": lambda _: mr.StratifiedSampler(1),
     "distinct": lambda _: mr.DistinctSampler(1),
-    "mixture": lambda _: mr.MixtureSampler(
-        [(mr.UniformSampler(1), 0.5), (per(), 0.5)], seed=1
-    ),
+    "mixture": lambda _: mr.MixtureSampler([(mr.UniformSampler(1), 0.5), (per(), 0.5)], seed=1),
     "earliest": lambda _: mr.ignore_earliest(3, per()),
     "earliest windows": lambda _: mr.ignore_earliest(
         3, mr.SequenceSampler(4, mr.UniformSampler(1))
@@ -78,9 +76,7 @@ def drawn(buffer, sampler, count):
     buffer.sampler, found = sampler, []
     for _ in range(count):
         batch = buffer.sample(8)
-        found.append(
-            (batch.env_ids, batch.positions, batch.probabilities, batch.weights)
-        )
+        found.append((batch.env_ids, batch.positions, batch.probabilities, batch.weights))
         if getattr(sampler, "keeps_priorities", hasattr(sampler, "priorities")):
             buffer.update_priorities(batch, batch.positions % 7 + 1.0)
     return found

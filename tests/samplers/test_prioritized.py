@@ -8,14 +8,7 @@ from mmreplay.errors import EmptyError
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, SamplerContract, steps_of
-from tests.samplers.prioritized import (
-    KINDS,
-    assert_masses,
-    counts,
-    filled,
-    masses_of,
-    update,
-)
+from tests.samplers.prioritized import KINDS, assert_masses, counts, filled, masses_of, update
 
 
 class TestPrioritizedSampler(SamplerContract):
@@ -59,9 +52,7 @@ def test_shares_and_mean_weights_are_alfs(priorities, shares, ratios):
 
 
 def test_weights_of_a_whole_ring_are_alfs():
-    sampler, view = filled(
-        [[1, 1, 1, 3], [1, 5, 1, 1]], [2, 2], normalize="mean", beta=1
-    )
+    sampler, view = filled([[1, 1, 1, 3], [1, 5, 1, 1]], [2, 2], normalize="mean", beta=1)
     draw = sampler.draw(view, 1400)
     found = dict(zip(steps_of(draw), (1 / draw.weights).tolist(), strict=True))
     assert found[0, 5] == pytest.approx(1.7142857, rel=1e-6)
@@ -92,9 +83,7 @@ def test_the_highest_priority_leaves_with_its_row():
     update(twin.buffer, [(0, 1), (0, 2), (0, 3)], [2.0, 2.0, 2.0])
     twin.add([""])
     # It left as the new row came, and what is left is not as high.
-    assert masses_of(twin.buffer) == pytest.approx(
-        {(0, p): 1 / 4 for p in (1, 2, 3, 4)}, rel=1e-5
-    )
+    assert masses_of(twin.buffer) == pytest.approx({(0, p): 1 / 4 for p in (1, 2, 3, 4)}, rel=1e-5)
 
 
 def test_the_initial_priority_is_the_least_to_enter_at():
@@ -107,16 +96,10 @@ def test_the_initial_priority_is_the_least_to_enter_at():
 
 
 @pytest.mark.parametrize("stratified", [True, False])
-@pytest.mark.parametrize(
-    ("alpha", "eps"), [(0.6, 1e-6), (1.0, 0.0), (2.5, 0.5), (0, 0)]
-)
-def test_frequencies_and_probabilities_are_those_of_the_distribution(
-    alpha, eps, stratified
-):
+@pytest.mark.parametrize(("alpha", "eps"), [(0.6, 1e-6), (1.0, 0.0), (2.5, 0.5), (0, 0)])
+def test_frequencies_and_probabilities_are_those_of_the_distribution(alpha, eps, stratified):
     priorities = [[0.3, 2.0, 0.9, 7.0], [1.1, 0.25], [4.0, 4.0, 0.7]]
-    sampler, view = filled(
-        priorities, [5, 0, 9], alpha=alpha, eps=eps, stratified=stratified
-    )
+    sampler, view = filled(priorities, [5, 0, 9], alpha=alpha, eps=eps, stratified=stratified)
     masses = (np.concatenate(priorities).astype(np.float32) + eps) ** alpha
     law = dict(zip(view.legal_starts(), masses, strict=True))
     drawn = []
@@ -184,9 +167,7 @@ def test_beta_follows_its_schedule(make):
 
 
 def test_alpha_follows_its_schedule_every_so_many_draws():
-    sampler, view = filled(
-        [[1.0, 3.0]], alpha=mr.LinearSchedule(0.0, 1.0, 4), alpha_every=2
-    )
+    sampler, view = filled([[1.0, 3.0]], alpha=mr.LinearSchedule(0.0, 1.0, 4), alpha_every=2)
     found = [
         dict(zip(steps_of(d), d.probabilities, strict=True))[0, 1]
         for d in (sampler.draw(view, 100) for _ in range(6))

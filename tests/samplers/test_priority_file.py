@@ -84,9 +84,7 @@ class TestReopening:
             more(copy, 30)
             again = make()
             found = own(copy, again)
-            assert [found[p] for p in range(first, head)] == [
-                1.0 + p for p in range(first, head)
-            ]
+            assert [found[p] for p in range(first, head)] == [1.0 + p for p in range(first, head)]
             # The highest of the rows that were seen is what new ones enter at.
             assert {found[p] for p in range(head, head + 30)} == {float(head)}
             again.close()
@@ -176,9 +174,7 @@ class TestReopening:
         assert sampler.where == "RAM, as name=None asks"
         assert not (ring.path / "samplers").exists()
 
-    def test_a_sampler_that_goes_to_another_buffer_takes_nothing_along(
-        self, ring, tmp_path
-    ):
+    def test_a_sampler_that_goes_to_another_buffer_takes_nothing_along(self, ring, tmp_path):
         sampler = make()
         mark(ring, sampler, range(22, 70))
         other = Twin(tmp_path / "other", 48, 2, stored=True)
@@ -307,9 +303,7 @@ class TestInMemory:
 
     @pytest.mark.parametrize("name", ["mkdir", "open", "truncate", "allocate", "lock"])
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-    def test_a_disk_that_refuses_leaves_them_in_ram_and_is_named(
-        self, ring, name, number
-    ):
+    def test_a_disk_that_refuses_leaves_them_in_ram_and_is_named(self, ring, name, number):
         sampler = make()
         settle(ring)
         fault = FaultyDisk(OSError(number, os.strerror(number)), names=(name,))
@@ -327,9 +321,7 @@ class TestInMemory:
     def test_a_network_file_system_leaves_them_in_ram(self, ring, monkeypatch):
         monkeypatch.setattr(priority_file, "file_system", lambda path: "nfs4")
         sampler = make()
-        with pytest.warns(
-            mr.DurabilityWarning, match=r"on a network file system \(nfs"
-        ):
+        with pytest.warns(mr.DurabilityWarning, match=r"on a network file system \(nfs"):
             mark(ring, sampler, [30])
         assert sampler.where.endswith("is on a network file system (nfs4)")
 

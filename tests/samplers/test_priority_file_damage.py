@@ -12,15 +12,9 @@ import mmreplay as mr
 from mmreplay import process
 from mmreplay.disk.files import Disk, File
 from mmreplay.errors import FormatError
-from mmreplay.samplers import (
-    priority_file,
-)
-from mmreplay.samplers import (
-    priority_file as durable,
-)
-from mmreplay.samplers import (
-    priority_file as seen,
-)
+from mmreplay.samplers import priority_file
+from mmreplay.samplers import priority_file as durable
+from mmreplay.samplers import priority_file as seen
 from tests.inodes import numbered
 from tests.samplers.priority_files import folder, make, mark, more, own
 
@@ -67,8 +61,7 @@ class TestDamage:
         path = self.left(ring) / "STATE"
         data = path.read_bytes()
         size = len(data) // 2
-        records = [seen.decode(data[i * size :][:size], ring.metadata.uuid, 2)
-                   for i in (0, 1)]  # fmt: skip
+        records = [seen.decode(data[i * size :][:size], ring.metadata.uuid, 2) for i in (0, 1)]
         newest = max((0, 1), key=lambda slot: records[slot].sequence)
         torn = bytearray(data)
         torn[newest * size + 130] ^= 1
@@ -89,9 +82,7 @@ class TestDamage:
             own(ring, make())
 
     @pytest.mark.parametrize("closed", [True, False])
-    def test_after_a_power_cut_only_what_was_synced_counts(
-        self, ring, closed, monkeypatch
-    ):
+    def test_after_a_power_cut_only_what_was_synced_counts(self, ring, closed, monkeypatch):
         sampler = make()
         ring.commit()
         mark(ring, sampler, range(22, 70))
@@ -112,19 +103,24 @@ class TestDamage:
         here = os.stat(path)
         records = [
             seen.StateRecord(
-                8 + flags, 1, flags, b"another boot id!", uuid, here.st_dev,
-                here.st_ino, np.array([70, 60]),
-            ) for flags in (0, seen.CLEAN)
-        ]  # fmt: skip
+                8 + flags,
+                1,
+                flags,
+                b"another boot id!",
+                uuid,
+                here.st_dev,
+                here.st_ino,
+                np.array([70, 60]),
+            )
+            for flags in (0, seen.CLEAN)
+        ]
         path.write_bytes(b"".join(record.encode() for record in records))
         assert len(path.read_bytes()) == 2 * size
         sampler = make()
         assert own(ring, sampler) == {p: 1.0 + p for p in range(22, 70)}
         sampler.close()
 
-    def test_a_commit_that_cannot_be_read_leaves_nothing_beyond_the_boot(
-        self, ring, monkeypatch
-    ):
+    def test_a_commit_that_cannot_be_read_leaves_nothing_beyond_the_boot(self, ring, monkeypatch):
         ring.commit()
         monkeypatch.setattr(durable.commit, "newest_durable", lambda slots: None)
         self.left(ring)
@@ -214,9 +210,7 @@ class TestPutBack:
             assert set(own(ring, again).values()) == {1.0}
             again.close()
 
-    def test_damaged_files_are_not_copied_into_snapshots_or_exports(
-        self, ring, tmp_path
-    ):
+    def test_damaged_files_are_not_copied_into_snapshots_or_exports(self, ring, tmp_path):
         with self.copied(ring):
             ring.snapshot(tmp_path / "snapshot")
             assert not (tmp_path / "snapshot/samplers").exists()
@@ -225,9 +219,7 @@ class TestPutBack:
                 (name,) = (n for n in found.files if "priorit" in n)
                 assert (found[name] == -1).all()
 
-    def test_without_births_numbers_count_while_somebody_draws(
-        self, ring, tmp_path, monkeypatch
-    ):
+    def test_without_births_numbers_count_while_somebody_draws(self, ring, tmp_path, monkeypatch):
         monkeypatch.setattr(Disk, "birth", lambda self, fd: None)
         ring.commit()
         sampler = make()

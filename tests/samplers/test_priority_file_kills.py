@@ -75,9 +75,7 @@ def test_a_kill_at_any_line_loses_no_priority_and_makes_none_up(ring, resized):
         first = 90 - ring.capacity
         # Old rows are what they were; new ones entered at the highest alive, 70, or
         # hold what the learner gave them. An earlier lap's would be another number.
-        assert {p: found[p] for p in range(first, 70)} == {
-            p: 1.0 + p for p in range(first, 70)
-        }
+        assert {p: found[p] for p in range(first, 70)} == {p: 1.0 + p for p in range(first, 70)}
         assert all(found[p] in (70.0, 1.0 + p) for p in range(70, 85))
         assert all(found[p] in (70.0, 85.0) for p in range(85, 90))
         at += 13
@@ -85,9 +83,7 @@ def test_a_kill_at_any_line_loses_no_priority_and_makes_none_up(ring, resized):
 
 
 @pytest.mark.parametrize("resized", [False, True])
-def test_a_power_cut_after_a_kill_loses_no_number_that_a_close_made_durable(
-    tmp_path, resized
-):
+def test_a_power_cut_after_a_kill_loses_no_number_that_a_close_made_durable(tmp_path, resized):
     """A killed process may leave files and a rename of which no folder was synced."""
     for at in range(20):
         folder = tmp_path / str(at)
@@ -147,9 +143,7 @@ def test_a_reader_learns_while_another_process_writes(tmp_path, make_one):
     twin.extend([["", ""]] * 300)
     twin.buffer.close()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=writing, args=(twin.path, theirs)
-    )
+    process = multiprocessing.get_context("spawn").Process(target=writing, args=(twin.path, theirs))
     process.start()
     sampler = make_one(seed=0)
     try:

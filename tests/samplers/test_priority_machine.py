@@ -113,9 +113,8 @@ class PriorityMachine(RuleBasedStateMachine):
             return
         draw = self.sampler.draw(self.view, count)
         for *place, probability in zip(
-            draw.env_ids.tolist(), draw.positions.tolist(), draw.probabilities,
-            strict=True,
-        ):  # fmt: skip
+            draw.env_ids.tolist(), draw.positions.tolist(), draw.probabilities, strict=True
+        ):
             assert abs(probability - probabilities[tuple(place)]) <= 1e-9 * probability
 
     @rule(data=st.data())
@@ -201,8 +200,7 @@ def drop(sampler):
 @pytest.mark.model
 def test_priorities_are_what_the_dict_says(tmp_path):
     chosen = settings(
-        max_examples=2000 if EXPLORES else 60,
-        stateful_step_count=60 if EXPLORES else 25,
+        max_examples=2000 if EXPLORES else 60, stateful_step_count=60 if EXPLORES else 25
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: PriorityMachine(tmp_path), settings=chosen)

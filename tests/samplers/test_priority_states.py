@@ -64,16 +64,12 @@ def test_a_run_stopped_after_any_batch_goes_on_exactly(make, stop, rng):
         sampler.update_priorities(view, draw.env_ids, draw.positions, errors)
         return steps_of(draw), draw.probabilities.tolist(), draw.weights.tolist()
 
-    sampler = make(
-        seed=3, name=None, **({"resort_every": 40} if make is KINDS[1] else {})
-    )
+    sampler = make(seed=3, name=None, **({"resort_every": 40} if make is KINDS[1] else {}))
     for number in range(stop):
         go_on(sampler, number)
     state = sampler.state_dict(priorities=True)
     expected = [go_on(sampler, stop + n) for n in range(6)]
-    other = make(
-        seed=9, name=None, **({"resort_every": 40} if make is KINDS[1] else {})
-    )
+    other = make(seed=9, name=None, **({"resort_every": 40} if make is KINDS[1] else {}))
     other.draw(view, 16)
     other.load_state_dict(state)
     assert [go_on(other, stop + n) for n in range(6)] == expected
@@ -94,12 +90,18 @@ def test_priorities_of_another_buffer_are_refused(make):
 @pytest.mark.parametrize(
     "damage",
     [
-        {"uuid": "zz"}, {"uuid": None}, {"seen": [-1]}, {"seen": [9]}, {"first": "x"},
-        {"priorities": np.full(4, np.nan)}, {"priorities": np.full(4, -1.0)},
-        {"priorities": "abc"}, {"priorities": np.ones((2, 2))},
+        {"uuid": "zz"},
+        {"uuid": None},
+        {"seen": [-1]},
+        {"seen": [9]},
+        {"first": "x"},
+        {"priorities": np.full(4, np.nan)},
+        {"priorities": np.full(4, -1.0)},
+        {"priorities": "abc"},
+        {"priorities": np.ones((2, 2))},
         {"first": [5], "seen": [1]},
     ],
-)  # fmt: skip
+)
 def test_damaged_priorities_are_refused_and_nothing_is_loaded(damage):
     twin = Twin(None, 6, stored=True, sampler=mr.PrioritizedSampler(seed=0))
     twin.extend([[""]] * 4)

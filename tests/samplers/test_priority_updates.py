@@ -10,14 +10,7 @@ from mmreplay.errors import EmptyError, SchemaError, StaleError
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from tests.buffer.support import Twin
 from tests.contracts.sampler import steps_of
-from tests.samplers.prioritized import (
-    KINDS,
-    WAY,
-    column_of,
-    filled,
-    masses_of,
-    update,
-)
+from tests.samplers.prioritized import KINDS, WAY, column_of, filled, masses_of, update
 
 
 @pytest.fixture(params=[False, True], ids=["float64", "float32"], autouse=True)
@@ -67,9 +60,7 @@ class TestUpdates:
         twin.extend([["", ""]] * 9)
         buffer.sample(2)
         before = column_of(buffer).copy()
-        with pytest.raises(
-            StaleError, match="never written: positions must be below 9"
-        ):
+        with pytest.raises(StaleError, match="never written: positions must be below 9"):
             update(buffer, [(0, 7), (1, position)], [3.0, 3.0])
         assert (column_of(buffer) == before).all()
 
@@ -147,34 +138,33 @@ class TestUpdates:
         twin, buffer = self.buffer(make, capacity=9, num_envs=1)
         twin.extend([[""]] * 9)
         buffer.sampler.update_priorities(
-            buffer.view, np.zeros(2, int), np.array([1, 4]), np.full((2, 2), 3.0),
+            buffer.view,
+            np.zeros(2, int),
+            np.array([1, 4]),
+            np.full((2, 2), 3.0),
             np.array([[True, False], [False, False]]),
-        )  # fmt: skip
+        )
         assert column_of(buffer)[[1, 4]].tolist() == [3.0, 0.0]
 
     @pytest.mark.parametrize(
         ("mask", "message"),
-        [
-            ([[True], [True]], r"priorities: the mask must have the.*got \[2, 1\]"),
-        ],
+        [([[True], [True]], r"priorities: the mask must have the.*got \[2, 1\]")],
     )
     def test_masks_that_do_not_fit_are_refused(self, make, mask, message):
         twin, buffer = self.buffer(make, capacity=9, num_envs=1)
         twin.extend([[""]] * 9)
         with pytest.raises(SchemaError, match=message):
             buffer.sampler.update_priorities(
-                buffer.view, np.zeros(2, int), np.array([1, 4]), np.ones((2, 2)),
-                np.array(mask),
-            )  # fmt: skip
+                buffer.view, np.zeros(2, int), np.array([1, 4]), np.ones((2, 2)), np.array(mask)
+            )
 
     def test_bad_values_of_windows_are_refused(self, make):
         twin, buffer = self.buffer(make, capacity=9, num_envs=1)
         twin.extend([[""]] * 9)
         with pytest.raises(SchemaError, match=r"priorities must be.*got nan at 3"):
             buffer.sampler.update_priorities(
-                buffer.view, np.zeros(2, int), np.array([1, 4]),
-                np.array([[1, 2], [3, np.nan]]),
-            )  # fmt: skip
+                buffer.view, np.zeros(2, int), np.array([1, 4]), np.array([[1, 2], [3, np.nan]])
+            )
 
 
 # The faults of alf's prioritized buffer (and of pytorchrl's), each undone here.
@@ -232,9 +222,13 @@ def test_weights_after_a_reload_are_what_they_were(tmp_path):
         buffer.sampler = sampler = mr.PrioritizedSampler(alpha=1, beta=1, seed=0)
         for number in range(5):
             buffer.add(
-                observation=[number, 0], next_observation=[0, 0], action=0, reward=0,
-                terminated=False, truncated=False,
-            )  # fmt: skip
+                observation=[number, 0],
+                next_observation=[0, 0],
+                action=0,
+                reward=0,
+                terminated=False,
+                truncated=False,
+            )
         update(buffer, [(0, 1), (0, 3)], [2.5, 0.5])
         state = sampler.state_dict()
         expected = sampler.draw(buffer.view, 20)

@@ -105,9 +105,7 @@ def test_ranks_of_rows_that_left_are_left_out():
     twin.add([""])
     # Rank 1 left with position 0; the new row has the mass of rank 1.
     masses = np.array([2.0, 3, 4, 1]) ** -ALPHA
-    expected = dict(
-        zip([(0, p) for p in (1, 2, 3, 4)], masses / masses.sum(), strict=True)
-    )
+    expected = dict(zip([(0, p) for p in (1, 2, 3, 4)], masses / masses.sum(), strict=True))
     assert masses_of(twin.buffer) == pytest.approx(expected)
 
 
@@ -161,16 +159,21 @@ def test_it_takes_at_most_18_bytes_a_row():
     law.ready(0, values)
     law.lowest()
     held = law._order.nbytes + law._index_of.nbytes + law._tree.nbytes
-    assert held + law._low._blocks.nbytes + law._low._above._blocks.nbytes <= (
-        18 * 200_000
-    )
+    assert held + law._low._blocks.nbytes + law._low._above._blocks.nbytes <= (18 * 200_000)
 
 
 @pytest.mark.parametrize(
     "damage",
-    [{"order": "x"}, {"order": np.zeros((2, 2), int)}, {"num_sorted": -1},
-     {"num_sorted": 99}, {"num_changed": None}, {"alpha": 5.0}, {"stale": 2}],
-)  # fmt: skip
+    [
+        {"order": "x"},
+        {"order": np.zeros((2, 2), int)},
+        {"num_sorted": -1},
+        {"num_sorted": 99},
+        {"num_changed": None},
+        {"alpha": 5.0},
+        {"stale": 2},
+    ],
+)
 def test_a_damaged_order_is_refused(damage):
     sampler, view = ranked([3.0, 1.0, 2.0])
     sampler.draw(view, 2)

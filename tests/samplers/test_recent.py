@@ -41,9 +41,7 @@ class TestRecentSampler(SamplerContract):
             with pytest.raises(FormatError, match=message):
                 sampler.load_state_dict(before | {"parts": parts})
         for name in ("steps", "ratio"):
-            with pytest.raises(
-                FormatError, match=f"sampler state: {name} must be .* got 9"
-            ):
+            with pytest.raises(FormatError, match=f"sampler state: {name} must be .* got 9"):
                 sampler.load_state_dict(before | {name: 9})
         assert sampler.state_dict() == before
 
@@ -80,9 +78,7 @@ def test_newest_are_the_last_legal_starts_of_each_environment(view, steps):
     counts = Counter(env_id for env_id, _ in view.legal_starts())
     mean = np.mean([counts.get(env_id, 0) for env_id in range(len(view.rows))])
     # Below that mean everything is drawn uniformly.
-    assert set(drawn) == set(
-        newest(view, steps) if mean > steps else view.legal_starts()
-    )
+    assert set(drawn) == set(newest(view, steps) if mean > steps else view.legal_starts())
 
 
 def test_few_starts_are_drawn_as_if_there_was_no_share():
@@ -148,9 +144,7 @@ def test_shares_that_make_no_sense_are_refused():
         with pytest.raises(SchemaError, match=r"ratio must be a number in \(0, 1\]"):
             mr.RecentSampler(3, ratio)
     for steps in (0, 2.5, "a", True):
-        with pytest.raises(
-            SchemaError, match=f"steps must be an integer .*, got {steps!r}"
-        ):
+        with pytest.raises(SchemaError, match=f"steps must be an integer .*, got {steps!r}"):
             mr.RecentSampler(steps, 0.5)
 
 

@@ -33,10 +33,7 @@ def goes_on(sampler, view, make):
     state = sampler.state_dict(priorities=True)
     again = make()
     again.load_state_dict(state)
-    for _ in range(4):
-        if steps_of(sampler.draw(view, 8)) != steps_of(again.draw(view, 8)):
-            return False
-    return True
+    return all(steps_of(sampler.draw(view, 8)) == steps_of(again.draw(view, 8)) for _ in range(4))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,9 +111,7 @@ def test_a_mixture_that_refuses_a_state_keeps_its_priorities(view, kind):
     for each in (sampler, twin):
         learn(each, view, 3)
     other["parts"][1] = {"kind": "of nothing"}
-    with pytest.raises(
-        FormatError, match=r"sampler state: kind must.*got 'of nothing'"
-    ):
+    with pytest.raises(FormatError, match=r"sampler state: kind must.*got 'of nothing'"):
         sampler.load_state_dict(other)
     for _ in range(3):
         assert steps_of(sampler.draw(view, 8)) == steps_of(twin.draw(view, 8))

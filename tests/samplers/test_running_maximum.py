@@ -17,9 +17,7 @@ def expected(numbers, ufunc, nothing):
 @pytest.mark.parametrize(("ufunc", "nothing", "dtype"), KINDS)
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 256, 300, 5000])
 @pytest.mark.parametrize(("few", "few_numbers"), [(2, 0), (4096, 0), (2, 4096)])
-def test_looks_follow_every_change(
-    monkeypatch, rng, ufunc, nothing, dtype, size, few, few_numbers
-):
+def test_looks_follow_every_change(monkeypatch, rng, ufunc, nothing, dtype, size, few, few_numbers):
     monkeypatch.setattr(priority_distribution, "FEW_BLOCKS", few)
     monkeypatch.setattr(priority_distribution, "FEW_NUMBERS", few_numbers)
     numbers = np.zeros(size, dtype)

@@ -8,9 +8,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.samplers.priority_distribution import Scheduled
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "steps"), [(0.4, 1.0, 10), (1.0, 0.0, 3), (0.5, 0.5, 1)]
-)
+@pytest.mark.parametrize(("start", "stop", "steps"), [(0.4, 1.0, 10), (1.0, 0.0, 3), (0.5, 0.5, 1)])
 def test_a_linear_schedule_is_numpys_line_and_then_stays(start, stop, steps):
     schedule = mr.LinearSchedule(start, stop, steps)
     line = np.linspace(start, stop, steps + 1)
@@ -42,7 +40,5 @@ def test_constants_and_callables_are_one_thing():
 
 
 def test_a_callable_that_leaves_the_range_is_named():
-    with pytest.raises(
-        SchemaError, match=r"beta must be a number in \[0, 1\] or.*got 3"
-    ):
+    with pytest.raises(SchemaError, match=r"beta must be a number in \[0, 1\] or.*got 3"):
         Scheduled("beta", lambda step: step, 1).at(3)

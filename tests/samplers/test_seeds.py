@@ -8,9 +8,7 @@ from mmreplay.samplers.base import unseeded
 OWN = {
     "DistinctSampler": mr.DistinctSampler,
     "RecentSampler": lambda seed=None: mr.RecentSampler(5, 0.5, seed=seed),
-    "EmphasizeRecentSampler": lambda seed=None: mr.EmphasizeRecentSampler(
-        10, seed=seed
-    ),
+    "EmphasizeRecentSampler": lambda seed=None: mr.EmphasizeRecentSampler(10, seed=seed),
     "GroupSampler": lambda seed=None: mr.GroupSampler("group", seed=seed),
     "ShuffledSampler": mr.ShuffledSampler,
     "StalenessSampler": lambda seed=None: mr.StalenessSampler("version", 0, seed=seed),

@@ -93,9 +93,7 @@ def check_view(view, legal):
 def test_windows_are_those_found_by_looking_at_every_row(
     tmp_path, autoreset, stored, capacity, num_envs, turns, rng
 ):
-    twin = Twin(
-        tmp_path / "ring", capacity, num_envs, autoreset=autoreset, stored=stored
-    )
+    twin = Twin(tmp_path / "ring", capacity, num_envs, autoreset=autoreset, stored=stored)
     cases = list(itertools.product(SHAPES, BOUNDARIES))
     samplers = {
         (boundary, *shape.items()): SequenceSampler(
@@ -114,9 +112,7 @@ def test_windows_are_those_found_by_looking_at_every_row(
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_windows_of_transformed_steps_are_of_their_legal_starts(
-    tmp_path, boundary, rng
-):
+def test_windows_of_transformed_steps_are_of_their_legal_starts(tmp_path, boundary, rng):
     twin = Twin(tmp_path / "ring", 25, 2, autoreset="next_step")
     transforms = [mr.FrameStack(3), mr.NStep(2, gamma=0.9)]
     reader = mr.ReplayBuffer.open(twin.path, transforms=transforms)
@@ -153,9 +149,7 @@ def filled(path, episodes=(7, 4, 1, 12, 5), num_envs=2, **options):
 
 def test_a_batch_holds_windows_flags_and_first_states(tmp_path):
     twin = filled(tmp_path / "ring")
-    sampler = SequenceSampler(
-        4, UniformSampler(0), boundary="pad", first_only=("action", "reward")
-    )
+    sampler = SequenceSampler(4, UniformSampler(0), boundary="pad", first_only=("action", "reward"))
     with mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer:
         batch = buffer.sample(40)
     assert batch["observation"].shape == (40, 4, 2)
@@ -235,9 +229,7 @@ def test_recent_windows_are_the_newest_of_each_environment(tmp_path):
 def test_windows_come_as_often_as_their_priorities_say(tmp_path, boundary, rng):
     twin = Twin(tmp_path / "ring", 40, 2, autoreset="next_step")
     shape = {"length": 3, "burn_in": 1, "bootstrap": 1, "boundary": boundary}
-    inner = mr.PrioritizedSampler(
-        1.0, 0.0, eps=0.0, eta=0.5, stratified=False, name=None, seed=0
-    )
+    inner = mr.PrioritizedSampler(1.0, 0.0, eps=0.0, eta=0.5, stratified=False, name=None, seed=0)
     sampler, view = SequenceSampler(sampler=inner, **shape), view_of(twin.buffer)
     for turn in range(12):
         random_turn(twin, rng, 1 + turn % 8)
@@ -261,9 +253,7 @@ def test_windows_come_as_often_as_their_priorities_say(tmp_path, boundary, rng):
         # Priorities are stored as float32.
         np.testing.assert_allclose(draw.probabilities, probabilities, rtol=1e-5)
         counts = Counter(name for name, _ in drawn(draw))
-        statistic = sum(
-            (counts[n] - 4000 * p) ** 2 / (4000 * p) for n, p in wanted.items()
-        )
+        statistic = sum((counts[n] - 4000 * p) ** 2 / (4000 * p) for n, p in wanted.items())
         assert statistic < chi_square_limit(max(1, len(names) - 1))
     twin.buffer.close()
 
@@ -294,9 +284,7 @@ def test_a_state_brings_the_windows_back(tmp_path):
     assert [drawn(other.draw(view, 9)) for _ in range(3)] == expected
     with pytest.raises(FormatError, match=r"sampler state: length must be 4 as.*got 3"):
         SequenceSampler(4, burn_in=1).load_state_dict(state)
-    with pytest.raises(
-        FormatError, match=r"sampler state: kind.*got 'SequenceSampler'"
-    ):
+    with pytest.raises(FormatError, match=r"sampler state: kind.*got 'SequenceSampler'"):
         UniformSampler().load_state_dict(state)
     twin.buffer.close()
 
@@ -313,9 +301,7 @@ def test_a_sampler_travels_without_its_buffer(tmp_path):
 
 def test_padded_steps_do_not_count_in_priorities(tmp_path):
     twin = filled(tmp_path / "ring", (7, 4))
-    sampler = SequenceSampler(
-        3, mr.PrioritizedSampler(1.0, 0.0, eps=0.0, seed=0), boundary="pad"
-    )
+    sampler = SequenceSampler(3, mr.PrioritizedSampler(1.0, 0.0, eps=0.0, seed=0), boundary="pad")
     with mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer:
         batch = buffer.sample(500)
         values = np.where(batch.mask, 1.0, 1e6)
@@ -327,8 +313,7 @@ def test_padded_steps_do_not_count_in_priorities(tmp_path):
 
 def test_a_sampler_serves_several_buffers_in_turn(tmp_path):
     twins = [
-        filled(tmp_path / name, lengths)
-        for name, lengths in (("a", (9, 3)), ("b", (2, 8, 5)))
+        filled(tmp_path / name, lengths) for name, lengths in (("a", (9, 3)), ("b", (2, 8, 5)))
     ]
     sampler = SequenceSampler(3, UniformSampler(5))
     for twin in [*twins, *twins]:
@@ -399,9 +384,7 @@ def test_windows_inside_windows_are_refused(tmp_path):
         (mr.ignore_earliest(2, SequenceSampler(2)), "RestrictedSampler, of windows"),
     ):
         for make in (lambda s: SequenceSampler(3, s), mr.EpisodeSampler):
-            with pytest.raises(
-                SchemaError, match=f"must draw single steps, got the {form}"
-            ):
+            with pytest.raises(SchemaError, match=f"must draw single steps, got the {form}"):
                 make(inside)
     twin = filled(tmp_path / "ring")
     sampler = SequenceSampler(3, Windowed(0))
@@ -419,9 +402,7 @@ def test_what_the_sampler_inside_cannot_do_is_said(tmp_path):
     with pytest.raises(TypeError, match="with epochs, got UniformSampler"):
         sampler.num_batches(view, 4)
     ones = np.ones(1, np.int64)
-    with pytest.raises(
-        SchemaError, match=r"update_priorities needs a.*got \['UniformSampler'\]"
-    ):
+    with pytest.raises(SchemaError, match=r"update_priorities needs a.*got \['UniformSampler'\]"):
         sampler.update_priorities(view, ones, ones, np.ones(1))
     twin.buffer.close()
 
@@ -435,8 +416,7 @@ class NamedEpisodes(mr.EpisodeSampler):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: Named(3, UniformSampler(0)), lambda: NamedEpisodes(UniformSampler(0))],
+    "make", [lambda: Named(3, UniformSampler(0)), lambda: NamedEpisodes(UniformSampler(0))]
 )
 def test_states_of_a_subclass_load(tmp_path, make):
     twin = filled(tmp_path / "ring")

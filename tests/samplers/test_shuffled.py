@@ -94,9 +94,7 @@ def test_ranks_are_disjoint_and_complete(view, num_ranks, chunk):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_without_a_last_batch_all_ranks_draw_as_many_and_all_full(
-    batch_size, num_ranks, chunk
-):
+def test_without_a_last_batch_all_ranks_draw_as_many_and_all_full(batch_size, num_ranks, chunk):
     view = ListedView(["sxs-", "ssssx", "ss"])  # 8 legal starts
     found = []
     for rank in range(num_ranks):

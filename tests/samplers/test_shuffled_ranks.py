@@ -91,9 +91,7 @@ def test_an_empty_buffer_has_no_mass_and_begins_no_epoch():
 
 
 def test_windows_are_drawn_by_the_rank_of_their_starts(tmp_path):
-    schema = mr.Schema(
-        {"number": mr.Field((), "int64"), "terminated": mr.Field((), "bool")}
-    )
+    schema = mr.Schema({"number": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 200) as buffer:
         buffer.extend(number=np.arange(100), terminated=np.arange(100) % 10 == 9)
         sampler = mr.SequenceSampler(4, ShuffledSampler(0))

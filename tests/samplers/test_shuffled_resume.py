@@ -255,9 +255,7 @@ def test_epochs_of_a_live_ring_are_the_oracles_legal_starts(tmp_path, autoreset,
     sampler = ShuffledSampler(1)
     twin = Twin(tmp_path / "b", 12, 3, autoreset=autoreset, sampler=sampler)
     for turn in range(25):
-        kinds = rng.choice(
-            ["", "t", "u"], (int(rng.integers(1, 9)), 3), p=[0.5, 0.2, 0.3]
-        )
+        kinds = rng.choice(["", "t", "u"], (int(rng.integers(1, 9)), 3), p=[0.5, 0.2, 0.3])
         twin.extend(kinds.tolist())
         if turn % 7 == 6:
             twin.buffer.clear([turn % 3])

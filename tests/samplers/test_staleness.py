@@ -24,9 +24,8 @@ def ring(versions, capacity=1000, dtype="int32", **options):
     """A ring whose steps end their episodes, so that each is a legal start."""
     fields = FIELDS | {"version": mr.Field((), dtype)}
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), capacity, engine="memory", autoreset="same_step",
-        **options,
-    )  # fmt: skip
+        None, mr.Schema(fields), capacity, engine="memory", autoreset="same_step", **options
+    )
     extend(buffer, versions)
     return buffer
 
@@ -34,9 +33,10 @@ def ring(versions, capacity=1000, dtype="int32", **options):
 def extend(buffer, versions, ends=True):
     count = len(versions)
     buffer.extend(
-        version=np.asarray(versions), observation=np.zeros(count, np.int8),
+        version=np.asarray(versions),
+        observation=np.zeros(count, np.int8),
         terminated=np.full(count, ends),
-    )  # fmt: skip
+    )
 
 
 def chances(buffer, current, maximum, weight):
@@ -95,9 +95,7 @@ def test_steps_are_drawn_as_often_as_weight_says(listed, monkeypatch):
     draws, size = 400, 25
     with ring(versions) as buffer:
         expected = chances(buffer, 4, 3, lambda behind: 1 - behind / 4)
-        sampler = mr.StalenessSampler(
-            "version", 4, 3, lambda behind: 1 - behind / 4, seed=2
-        )
+        sampler = mr.StalenessSampler("version", 4, 3, lambda behind: 1 - behind / 4, seed=2)
         counts = np.zeros(40)
         for _ in range(draws):
             np.add.at(counts, sampler.draw(buffer.view, size).positions, 1)
@@ -182,9 +180,7 @@ def test_weight_gets_versions_behind_that_do_not_wrap():
     assert asked == {2**63 - 1, 9, 0}
 
 
-@pytest.mark.parametrize(
-    ("listed", "wrapped"), [(False, False), (True, False), (False, True)]
-)
+@pytest.mark.parametrize(("listed", "wrapped"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_each_set_of_recent_steps_is_as_likely(listed, wrapped, weighted, monkeypatch):
     if listed:
@@ -231,25 +227,20 @@ def test_of_too_few_recent_steps_each_is_drawn_once(size):
 
 @settings(deadline=None)
 @given(
-    rows=st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=30
-    ),
+    rows=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=30),
     capacity=st.integers(2, 20),
     current=st.integers(0, 8),
     maximum=st.sampled_from([None, 0, 2]),
     counts=st.booleans(),
 )
-def test_groups_are_drawn_whose_rows_are_all_recent(
-    rows, capacity, current, maximum, counts
-):
+def test_groups_are_drawn_whose_rows_are_all_recent(rows, capacity, current, maximum, counts):
     fields = FIELDS | {"prompt": mr.Field((), "int16")}
     groups = mr.GroupSampler("prompt", rows=2, seed=1)
     recent = mr.StalenessSampler("version", current, maximum, sampler=groups, seed=0)
     sampler = mr.UseCounter(1, recent, name=None, seed=0) if counts else recent
     with mr.ReplayBuffer.create(
-        None, mr.Schema(fields), capacity, engine="memory", autoreset="same_step",
-        sampler=sampler,
-    ) as buffer:  # fmt: skip
+        None, mr.Schema(fields), capacity, engine="memory", autoreset="same_step", sampler=sampler
+    ) as buffer:
         for prompt, version in rows:
             buffer.add(prompt=prompt, version=version, observation=0, terminated=True)
         members = {}
@@ -259,9 +250,7 @@ def test_groups_are_drawn_whose_rows_are_all_recent(
             prompt: places
             for prompt, places in members.items()
             if len(places) == 2
-            and all(
-                maximum is None or current - rows[at][1] <= maximum for at in places
-            )
+            and all(maximum is None or current - rows[at][1] <= maximum for at in places)
         }
         found = []
         for size in (2, 9):
@@ -272,9 +261,7 @@ def test_groups_are_drawn_whose_rows_are_all_recent(
             batch = buffer.sample(size)
             drawn = batch["prompt"][::2].tolist()
             assert len(drawn) == min(size, len(expected) - len(found))
-            for prompt, places in zip(
-                drawn, batch.positions.reshape(-1, 2), strict=True
-            ):
+            for prompt, places in zip(drawn, batch.positions.reshape(-1, 2), strict=True):
                 assert places.tolist() == expected[prompt]
             found += drawn if counts else []
         assert len(set(found)) == len(found)
@@ -325,10 +312,7 @@ def test_priorities_of_the_inner_sampler_count():
         ((3, 1), "field must be the path of an integer field, got 3"),
         (("version", -1), "current must be an integer in .*, got -1"),
         (("version", 1.5), "current must be an integer"),
-        (
-            ("version", 2**63),
-            r"current must be an integer in \[0, 9223372036854775807\]",
-        ),
+        (("version", 2**63), r"current must be an integer in \[0, 9223372036854775807\]"),
         (("version", 1, 2**70), "maximum must be an integer in .*, got 11805916207174"),
         (("version", 1, -1), "maximum must be an integer in .*, got -1"),
         (("version", 1, 1, 0.5), r"weight must be a callable .*, got 0\.5"),

@@ -38,10 +38,7 @@ def filled(values):
 
 def test_the_kernel_that_was_asked_for_runs(kernel):
     name = SumTree(1)._tree._kernel.__name__
-    assert (
-        name
-        == {"c": "mmreplay.kernels._tree", "numpy": "mmreplay.kernels.tree"}[kernel]
-    )
+    assert name == {"c": "mmreplay.kernels._tree", "numpy": "mmreplay.kernels.tree"}[kernel]
 
 
 @pytest.mark.parametrize("capacity", SIZES)
@@ -79,9 +76,7 @@ def test_every_boundary_falls_on_the_next_leaf_that_is_not_zero(capacity, rng):
 
 
 @pytest.mark.parametrize("capacity", SIZES)
-@pytest.mark.parametrize(
-    ("op", "identity"), [("min", None), ("max", None), ("max", 0.0)]
-)
+@pytest.mark.parametrize(("op", "identity"), [("min", None), ("max", None), ("max", 0.0)])
 def test_minima_and_maxima_agree_with_an_array(capacity, op, identity, rng):
     tree = SegmentTree(capacity, op, identity)
     reduce = {"min": np.min, "max": np.max}[op]
@@ -268,9 +263,7 @@ def test_what_is_no_index_or_number_is_refused():
         ValueError, match=r"tree values must have shape \[1\], one for each.*got \[2\]"
     ):
         tree.set([1], [1.0, 2.0])
-    with pytest.raises(
-        ValueError, match=r"tree values must have one axis, got shape \[1, 1\]"
-    ):
+    with pytest.raises(ValueError, match=r"tree values must have one axis, got shape \[1, 1\]"):
         tree.set([[1]], [[1.0]])
     with pytest.raises(
         ValueError, match=r"tree values must have shape \[9\], one for each.*got \[8\]"
@@ -285,15 +278,11 @@ def test_a_tree_that_cannot_be_is_refused():
         SegmentTree(3, "mean")
     with pytest.raises(ValueError, match=r"tree identity must be 0\.0 for.*got 1\.0"):
         SegmentTree(3, "sum", 1.0)
-    with pytest.raises(
-        ValueError, match="tree identity must be -inf, or 0 for 'max', got 5"
-    ):
+    with pytest.raises(ValueError, match="tree identity must be -inf, or 0 for 'max', got 5"):
         SegmentTree(3, "max", 5)
 
 
-@pytest.mark.parametrize(
-    "again", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]
-)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
 def test_a_tree_goes_to_another_process_as_it_is(again, rng):
     tree = filled(rng.random(300))
     tree.set(rng.integers(300, size=50), np.zeros(50))
@@ -319,11 +308,7 @@ def test_arguments_are_left_as_they_were(rng):
     indices, values, sums = np.array([3, 1]), np.array([1.0, 2.0]), np.array([3.0, 0])
     tree.set(indices, values)
     tree.find(sums)
-    assert (indices.tolist(), values.tolist(), sums.tolist()) == (
-        [3, 1],
-        [1, 2],
-        [3, 0],
-    )
+    assert (indices.tolist(), values.tolist(), sums.tolist()) == ([3, 1], [1, 2], [3, 0])
 
 
 def test_a_leaf_takes_at_most_ten_bytes():
@@ -332,9 +317,7 @@ def test_a_leaf_takes_at_most_ten_bytes():
 
 
 def test_nodes_begin_where_lines_of_the_cache_do():
-    assert [SumTree(n)._tree._nodes.ctypes.data % 128 for n in SIZES] == [0] * len(
-        SIZES
-    )
+    assert [SumTree(n)._tree._nodes.ctypes.data % 128 for n in SIZES] == [0] * len(SIZES)
 
 
 class TestAsAlf:
@@ -382,6 +365,4 @@ def test_levels_hold_whole_nodes():
         levels = twin.levels(capacity)
         assert (levels[0], levels[-1][1]) == ((0, 1), capacity)
         assert all(offset % 16 == 0 for offset, _ in levels)
-        assert [above[1] for above in levels[:-1]] == [
-            -(-below[1] // 16) for below in levels[1:]
-        ]
+        assert [above[1] for above in levels[:-1]] == [-(-below[1] // 16) for below in levels[1:]]

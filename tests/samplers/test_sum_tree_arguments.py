@@ -39,9 +39,7 @@ assert tree.total == 1000.0
 
 def test_indices_that_a_thread_changes_meanwhile_never_lead_out_of_the_tree():
     """Of the kernel that runs; numpy looks at every index where it uses it."""
-    ran = subprocess.run(
-        [sys.executable, "-c", RACE], capture_output=True, text=True, check=False
-    )
+    ran = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
@@ -54,8 +52,6 @@ def test_a_capacity_that_is_no_number_of_leaves_is_refused(capacity):
 def test_an_index_beyond_every_integer_is_quoted_unchanged():
     tree, index = SumTree(5), np.array([3, 2**63], np.uint64)
     for use in (lambda: tree.set(index, np.ones(2)), lambda: tree.get(index)):
-        with pytest.raises(
-            IndexError, match=rf"tree index must be in \[0, 4\], got {2**63}"
-        ):
+        with pytest.raises(IndexError, match=rf"tree index must be in \[0, 4\], got {2**63}"):
             use()
     assert tree.total == 0

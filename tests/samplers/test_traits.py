@@ -35,14 +35,8 @@ LEAVES = {
     "distinct": (mr.DistinctSampler, Traits(STEPS, distinct=True)),
     "stratified": (mr.StratifiedSampler, Traits(STEPS)),
     "emphasize": (lambda: mr.EmphasizeRecentSampler(9), Traits(STEPS)),
-    "prioritized": (
-        lambda: mr.PrioritizedSampler(name=None),
-        Traits(STEPS, priorities=True),
-    ),
-    "ranks": (
-        lambda: mr.RankPrioritizedSampler(name=None),
-        Traits(STEPS, priorities=True),
-    ),
+    "prioritized": (lambda: mr.PrioritizedSampler(name=None), Traits(STEPS, priorities=True)),
+    "ranks": (lambda: mr.RankPrioritizedSampler(name=None), Traits(STEPS, priorities=True)),
     "shuffled": (mr.ShuffledSampler, EPOCH),
     "groups": (lambda: mr.GroupSampler("version"), Traits(GROUPS)),
     "stale": (lambda: mr.StalenessSampler("version", 9), Traits(STEPS)),
@@ -213,10 +207,12 @@ def test_windows_share_a_batch_with_windows_of_one_shape_alone(name):
 @pytest.mark.parametrize(
     "part",
     [
-        windows, mr.EpisodeSampler, lambda: mr.EpisodeSampler(layout="ragged"),
+        windows,
+        mr.EpisodeSampler,
+        lambda: mr.EpisodeSampler(layout="ragged"),
         lambda: mr.GroupSampler("version"),
     ],
-)  # fmt: skip
+)
 def test_what_a_part_draws_is_what_its_wrapper_draws(part):
     wrapper = Bare(part())
     assert traits_of(wrapper).form == traits_of(part()).form
@@ -251,8 +247,7 @@ def test_windows_of_another_first_only_are_in_no_batch():
     sampler = mixed(Silent(first), Silent(second))
     state = sampler.state_dict()
     with pytest.raises(
-        SchemaError,
-        match=r"windows of one first_only, got \[\['uid'\], \['version'\]\]",
+        SchemaError, match=r"windows of one first_only, got \[\['uid'\], \['version'\]\]"
     ):
         made(sampler).sample(4)
     assert sampler.state_dict() == state

@@ -83,9 +83,7 @@ class TestUniformSampler(SamplerContract):
 
 @pytest.mark.parametrize("engine", ["memmap", "memory"])
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
-def test_draws_of_a_buffer_are_the_oracles_legal_starts(
-    tmp_path, engine, autoreset, rng
-):
+def test_draws_of_a_buffer_are_the_oracles_legal_starts(tmp_path, engine, autoreset, rng):
     path = tmp_path / "ring" if engine == "memmap" else None
     twin = Twin(path, 12, 3, autoreset=autoreset, sampler=UniformSampler(1))
     for turn in range(60):

@@ -20,13 +20,7 @@ import mmreplay as mr
 from mmreplay.cli.run import run
 from mmreplay.disk.files import Disk
 from mmreplay.episodes.starts import ListedStarts
-from mmreplay.errors import (
-    EmptyError,
-    FormatError,
-    LockedError,
-    SchemaError,
-    StaleError,
-)
+from mmreplay.errors import EmptyError, FormatError, LockedError, SchemaError, StaleError
 from mmreplay.samplers import priority_file, uses
 from mmreplay.samplers.priority_file import SYNCED, read_column
 from mmreplay.samplers.uses import _occurrences
@@ -44,9 +38,15 @@ FIELDS = {
 def ring(path, count=0, capacity=1000, num_envs=1, **options):
     """A ring of steps that end their episodes, so that each is a legal start."""
     buffer = mr.ReplayBuffer.create(
-        path, mr.Schema(FIELDS), capacity, num_envs, autoreset="same_step",
-        engine="memory" if path is None else "memmap", commit_every=None, **options,
-    )  # fmt: skip
+        path,
+        mr.Schema(FIELDS),
+        capacity,
+        num_envs,
+        autoreset="same_step",
+        engine="memory" if path is None else "memmap",
+        commit_every=None,
+        **options,
+    )
     if count:
         extend(buffer, np.arange(count))
     return buffer
@@ -56,9 +56,8 @@ def extend(buffer, uids, ends=True):
     shape = (len(uids), buffer.num_envs)
     numbers = np.repeat(np.asarray(uids, np.int32), buffer.num_envs).reshape(shape)
     buffer.extend(
-        uid=numbers, observation=np.zeros(shape, np.int8),
-        terminated=np.full(shape, ends),
-    )  # fmt: skip
+        uid=numbers, observation=np.zeros(shape, np.int8), terminated=np.full(shape, ends)
+    )
 
 
 def steps_in(batch):
@@ -127,10 +126,12 @@ def test_each_set_of_steps_that_may_be_drawn_is_as_likely(inner, used):
         uses = np.zeros(10, int)
         uses[2 : 2 + used] = maximum
         ticket = {
-            "kind": "UseTicket", "uuid": view.home.uuid.hex(),
-            "env_ids": [0] * used, "positions": list(range(2, 2 + used)),
+            "kind": "UseTicket",
+            "uuid": view.home.uuid.hex(),
+            "env_ids": [0] * used,
+            "positions": list(range(2, 2 + used)),
             "uses": [maximum] * used,
-        }  # fmt: skip
+        }
         other = DISTINCT[inner]()
         for _ in range(draws):
             sampler = mr.UseCounter(maximum, other, name=None, seed=0)
@@ -152,9 +153,7 @@ def test_each_set_of_steps_that_may_be_drawn_is_as_likely(inner, used):
 @pytest.mark.parametrize(("maximum", "lease_s"), [(2, None), (1, 1000)])
 def test_no_step_comes_twice_in_a_batch_of_a_distinct_sampler(inner, maximum, lease_s):
     for seed in range(20):
-        sampler = mr.UseCounter(
-            maximum, DISTINCT[inner](), lease_s=lease_s, name=None, seed=seed
-        )
+        sampler = mr.UseCounter(maximum, DISTINCT[inner](), lease_s=lease_s, name=None, seed=seed)
         counts = Counter()
         with ring(None, 8, sampler=sampler) as buffer:
             legal = {(0, position) for position in range(inner != "distinct", 8)}
@@ -182,17 +181,11 @@ def test_histories_of_draws_and_laps_never_use_a_step_too_often(data, maximum, e
     counts = Counter()
     with ring(None, capacity=9, num_envs=envs, sampler=sampler) as buffer:
         for _ in range(data.draw(st.integers(1, 12))):
-            extend(
-                buffer,
-                np.arange(data.draw(st.integers(0, 12))),
-                data.draw(st.booleans()),
-            )
+            extend(buffer, np.arange(data.draw(st.integers(0, 12))), data.draw(st.booleans()))
             if data.draw(st.booleans()):
                 buffer.resize(data.draw(st.integers(4, 12)))
             view = buffer.view
-            every = view.start_at(
-                np.arange(int(view.starts.lengths.sum()) - view.num_illegal)
-            )
+            every = view.start_at(np.arange(int(view.starts.lengths.sum()) - view.num_illegal))
             legal = set(zip(*(each.tolist() for each in every), strict=True))
             left = {place for place in legal if counts[place] < maximum}
             try:
@@ -317,9 +310,7 @@ def test_a_lease_ends_after_its_time(monkeypatch):
     with ring(None, 6, sampler=sampler) as buffer:
         first, second = buffer.sample(3), buffer.sample(9)
         assert sorted(steps_in(first) + steps_in(second)) == [(0, p) for p in range(6)]
-        with pytest.raises(
-            EmptyError, match=r"once, or is leased or in a .*, or wait u"
-        ):
+        with pytest.raises(EmptyError, match=r"once, or is leased or in a .*, or wait u"):
             buffer.sample(1)
         assert buffer.acknowledge(first) == 3
         assert buffer.acknowledge(first) == 0
@@ -327,9 +318,7 @@ def test_a_lease_ends_after_its_time(monkeypatch):
         clock[0] = 110.5
         again = buffer.sample(9)
         assert set(steps_in(again)) == set(steps_in(second))
-        with pytest.raises(
-            StaleError, match="acknowledge: the batch has no lease, as it"
-        ):
+        with pytest.raises(StaleError, match="acknowledge: the batch has no lease, as it"):
             buffer.acknowledge(second)
         with pytest.raises(StaleError, match="ticket: the batch has no lease"):
             buffer.ticket(second)
@@ -378,9 +367,7 @@ def test_rows_that_were_overwritten_are_no_more_acknowledged():
         batch = buffer.sample(8)
         extend(buffer, np.arange(6))
         alive = int((batch.positions >= 6).sum())
-        assert buffer.acknowledge(batch) == len(
-            {*batch.positions[batch.positions >= 6]}
-        )
+        assert buffer.acknowledge(batch) == len({*batch.positions[batch.positions >= 6]})
         assert alive == len({*batch.positions[batch.positions >= 6]})
         counts = drain(buffer)
         assert {position for _, position in counts} == set(range(6, 14)) - {
@@ -409,8 +396,7 @@ def test_counts_and_priorities_have_no_name_in_common(tmp_path):
         buffer.sampler.close()
         buffer.sampler = mr.PrioritizedSampler(name="uses")
         with pytest.raises(
-            SchemaError,
-            match="name must be of priorities, got 'uses', which holds counts of uses",
+            SchemaError, match="name must be of priorities, got 'uses', which holds counts of uses"
         ):
             buffer.sample(1)
         buffer.sampler = mr.PrioritizedSampler()
@@ -439,13 +425,15 @@ def test_a_ticket_holds_at_most_the_uses_that_are_counted():
     with ring(None, 1, sampler=sampler) as buffer:
         buffer.sample(1)
         ticket = {
-            "kind": "UseTicket", "uuid": buffer.metadata.uuid.hex(), "env_ids": [0],
-            "positions": [0], "uses": [65_535],
-        }  # fmt: skip
+            "kind": "UseTicket",
+            "uuid": buffer.metadata.uuid.hex(),
+            "env_ids": [0],
+            "positions": [0],
+            "uses": [65_535],
+        }
         for uses in (0, 65_536, 1 << 40):
             with pytest.raises(
-                FormatError,
-                match=rf"^ticket: uses must be in \[1, 65535\], got .*{uses}\]. Pass",
+                FormatError, match=rf"^ticket: uses must be in \[1, 65535\], got .*{uses}\]. Pass"
             ):
                 buffer.acknowledge(ticket | {"uses": [uses]})
         assert sampler.uses(buffer.view, np.zeros(1, int), np.zeros(1, int)) == [1]
@@ -522,9 +510,7 @@ def test_a_damaged_synced_record_counts_as_none(tmp_path):
         (target / "samplers/uses/STATE").unlink(missing_ok=True)
         with (
             mr.ReplayBuffer.open(target, sampler=mr.UseCounter(1)) as after,
-            pytest.warns(
-                mr.DurabilityWarning, match="counts of uses that it h"
-            ) as found,
+            pytest.warns(mr.DurabilityWarning, match="counts of uses that it h") as found,
         ):
             assert len(drain(after)) == 20
         state = target / "samplers/uses/STATE"
@@ -553,9 +539,7 @@ def test_what_was_synced_after_a_reopening_outlives_a_power_cut(tmp_path):
         buffer.acknowledge(buffer.sample(5), sync=True)
     # STATE is stored through a mapping: the disk has the bytes that closing synced.
     state = (path / "samplers/uses/STATE").read_bytes()
-    with mr.ReplayBuffer.open(
-        path, "r+", sampler=leasing(), commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.open(path, "r+", sampler=leasing(), commit_every=None) as buffer:
         extend(buffer, np.arange(20, 30))
         buffer.commit()
         assert buffer.acknowledge(buffer.sample(100), sync=True) == 25
@@ -563,9 +547,7 @@ def test_what_was_synced_after_a_reopening_outlives_a_power_cut(tmp_path):
     (target / "samplers/uses/STATE").write_bytes(state)
     assert left_in(target) == []
     # Numbers of records go on above both: the next closing is newer than either.
-    with mr.ReplayBuffer.open(
-        target, "r+", sampler=leasing(), commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.open(target, "r+", sampler=leasing(), commit_every=None) as buffer:
         extend(buffer, np.arange(30, 40))
         buffer.acknowledge(buffer.sample(4))
         buffer.commit()
@@ -584,9 +566,7 @@ def test_a_closing_before_the_commit_keeps_what_was_synced(tmp_path):
 
 
 @pytest.mark.parametrize("opened_first", ["writer", "counter"])
-def test_counts_that_were_synced_before_the_commit_hold_once_it_came(
-    tmp_path, opened_first
-):
+def test_counts_that_were_synced_before_the_commit_hold_once_it_came(tmp_path, opened_first):
     path, target = tmp_path / "ring", tmp_path / "after"
     with ring(path, 10, sampler=leasing()) as buffer:
         buffer.commit()
@@ -624,9 +604,7 @@ def test_rows_written_where_synced_ones_were_dropped_have_no_use(tmp_path, drops
             power_cut(target, after)
     left = left_in(after)
     assert left == sorted(
-        uid
-        for drop in range(drops)
-        for uid in range(100 * drop + 100, 100 * drop + 110)
+        uid for drop in range(drops) for uid in range(100 * drop + 100, 100 * drop + 110)
     )
 
 
@@ -710,9 +688,7 @@ def test_a_snapshot_leaves_out_priorities_of_rows_that_were_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("opened_first", ["writer", "learner"])
-def test_a_ticket_counts_for_no_row_written_where_its_own_were_dropped(
-    tmp_path, opened_first
-):
+def test_a_ticket_counts_for_no_row_written_where_its_own_were_dropped(tmp_path, opened_first):
     path, target = tmp_path / "ring", tmp_path / "after"
     with ring(path, 10, sampler=leasing()) as buffer:
         buffer.commit()
@@ -737,25 +713,19 @@ def test_a_ticket_that_says_no_epoch_counts_below_the_last_drop_alone(tmp_path):
         extend(buffer, np.arange(10, 20))
         ticket = buffer.ticket(buffer.sample(20))
         old = {
-            key: value
-            for key, value in ticket.items()
-            if key not in ("generation", "cut_epoch")
+            key: value for key, value in ticket.items() if key not in ("generation", "cut_epoch")
         }
         power_cut(path, target)
         # No row was cut: it is as good as another.
         assert buffer.acknowledge(old) == 20
-    with mr.ReplayBuffer.open(
-        target, "r+", sampler=leasing(), commit_every=None
-    ) as writer:
+    with mr.ReplayBuffer.open(target, "r+", sampler=leasing(), commit_every=None) as writer:
         extend(writer, np.arange(100, 110))
         assert writer.acknowledge(old) == 10
         assert sorted(writer.sample(99)["uid"].tolist()) == list(range(100, 110))
 
 
 @pytest.mark.parametrize("acknowledged", [False, True])
-def test_a_lease_counts_for_no_row_written_where_its_own_were_dropped(
-    tmp_path, acknowledged
-):
+def test_a_lease_counts_for_no_row_written_where_its_own_were_dropped(tmp_path, acknowledged):
     path, disk = tmp_path / "ring", FailingDisk()
     with using(disk):
         writer = ring(path, 10)
@@ -880,25 +850,16 @@ def test_only_batches_of_the_counter_are_acknowledged():
             SchemaError, match="acknowledge needs a sampler with one UseCounter, got U"
         ):
             plain.acknowledge(batch)
-        with pytest.raises(
-            SchemaError, match="ticket needs a sampler with one UseCounter"
-        ):
+        with pytest.raises(SchemaError, match="ticket needs a sampler with one UseCounter"):
             plain.ticket(batch)
-        with pytest.raises(
-            SchemaError, match=r"acknowledge: the batch must be of .*got"
-        ):
+        with pytest.raises(SchemaError, match=r"acknowledge: the batch must be of .*got"):
             buffer.acknowledge(batch)
-        with pytest.raises(
-            SchemaError, match="ticket needs the batch that sample retu"
-        ):
+        with pytest.raises(SchemaError, match="ticket needs the batch that sample retu"):
             buffer.ticket({})
         good = buffer.ticket(buffer.sample(2))
         for change, message in (
             ({"kind": "Other"}, "ticket: kind must be 'UseTicket', got 'Other'"),
-            (
-                {"uuid": "00"},
-                "ticket: uuid must be .*, got '00'. Pass it to the buffer",
-            ),
+            ({"uuid": "00"}, "ticket: uuid must be .*, got '00'. Pass it to the buffer"),
             ({"uses": [1]}, "must be one number each for every row"),
             ({"env_ids": [0, 7]}, "of environments below 1"),
             ({"positions": [-1, 0]}, r"^ticket: positions must be in \[0, 2\*\*63\)"),
@@ -972,10 +933,7 @@ def test_a_pickled_counter_counts_on_without_its_leases(tmp_path):
 def test_a_loader_draws_each_step_once():
     sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), name=None)
     seen = []
-    with (
-        ring(None, 60, sampler=sampler) as buffer,
-        mr.ReplayLoader(buffer, batch_size=6) as loader,
-    ):
+    with ring(None, 60, sampler=sampler) as buffer, mr.ReplayLoader(buffer, batch_size=6) as loader:
         batches = iter(loader)
         for _ in range(10):
             seen += next(batches).positions.tolist()
@@ -986,20 +944,14 @@ def test_a_loader_draws_each_step_once():
 
 def test_a_batch_of_a_loader_is_acknowledged():
     sampler = mr.UseCounter(1, mr.DistinctSampler(seed=0), name=None, lease_s=1000)
-    with (
-        ring(None, 60, sampler=sampler) as buffer,
-        mr.ReplayLoader(buffer, batch_size=6) as loader,
-    ):
+    with ring(None, 60, sampler=sampler) as buffer, mr.ReplayLoader(buffer, batch_size=6) as loader:
         batch = next(iter(loader))
         assert buffer.acknowledge(batch) == 6
         positions = batch.positions.numpy()
         assert (sampler.uses(buffer.view, np.zeros(6, int), positions) == 1).all()
 
 
-@given(
-    rows=st.lists(st.text("sx", max_size=8), min_size=1, max_size=3),
-    data=st.data(),
-)
+@given(rows=st.lists(st.text("sx", max_size=8), min_size=1, max_size=3), data=st.data())
 def test_listed_starts_are_ranked_as_a_list(rows, data):
     base = ListedView(rows, [3 * n for n in range(len(rows))])
     listed = [place for place in base.legal_starts() if data.draw(st.booleans())]
@@ -1096,9 +1048,7 @@ ROLLED_BACK = {
 
 @pytest.mark.parametrize("form", ROLLED_BACK)
 def test_after_a_state_is_loaded_a_batch_counts_for_itself_alone(form):
-    counter = mr.UseCounter(
-        1, mr.DistinctSampler(seed=0), lease_s=60, name=None, seed=0
-    )
+    counter = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=60, name=None, seed=0)
     with ring(None, 20, sampler=ROLLED_BACK[form](counter)) as buffer:
         every = np.zeros(20, int), np.arange(20)
         state = buffer.sampler.state_dict()
@@ -1108,10 +1058,7 @@ def test_after_a_state_is_loaded_a_batch_counts_for_itself_alone(form):
         assert first.key == second.key
         assert not set(first.positions) & set(second.positions)
         tickets = [buffer.ticket(batch)["positions"] for batch in (first, second)]
-        assert [set(ticket) for ticket in tickets] == [
-            set(first.positions),
-            set(second.positions),
-        ]
+        assert [set(ticket) for ticket in tickets] == [set(first.positions), set(second.positions)]
         assert buffer.acknowledge(second) == 5
         assert buffer.acknowledge(second) == 0
         used = counter.uses(buffer.view, *every)
@@ -1122,9 +1069,7 @@ def test_after_a_state_is_loaded_a_batch_counts_for_itself_alone(form):
 
 
 def test_another_batch_with_the_key_of_one_whose_lease_ended_is_not_acknowledged():
-    counter = mr.UseCounter(
-        1, mr.DistinctSampler(seed=0), lease_s=60, name=None, seed=0
-    )
+    counter = mr.UseCounter(1, mr.DistinctSampler(seed=0), lease_s=60, name=None, seed=0)
     with ring(None, 20, sampler=counter) as buffer:
         state = counter.state_dict()
         first = buffer.sample(5)
@@ -1141,9 +1086,7 @@ def test_another_batch_with_the_key_of_one_whose_lease_ended_is_not_acknowledged
 
 
 def test_a_batch_of_groups_and_of_tensors_is_found_again():
-    counter = mr.UseCounter(
-        1, mr.GroupSampler("uid", seed=0), lease_s=60, name=None, seed=0
-    )
+    counter = mr.UseCounter(1, mr.GroupSampler("uid", seed=0), lease_s=60, name=None, seed=0)
     with ring(None, sampler=counter) as buffer:
         extend(buffer, [1, 1, 2, 2, 3])
         state = counter.state_dict()
@@ -1195,8 +1138,7 @@ def test_files_of_a_counter_that_are_missing_or_too_short_are_named(
 
 # One slot of zeros alone may never have been written.
 @pytest.mark.parametrize(
-    ("slots", "zeros"),
-    [((0,), False), ((1,), False), ((0, 1), False), ((0, 1), True)],
+    ("slots", "zeros"), [((0,), False), ((1,), False), ((0, 1), False), ((0, 1), True)]
 )
 def test_damaged_records_of_a_counter_are_named(tmp_path, slots, zeros):
     file = used_up(tmp_path / "ring") / "STATE"

@@ -10,9 +10,8 @@ def episode_begins(oracle, env_id, position):
 
 
 def windows(
-    oracle, length, boundary="episode", burn_in=0, stride=1, bootstrap=0, legal=None,
-    before=0,
-):  # fmt: skip
+    oracle, length, boundary="episode", burn_in=0, stride=1, bootstrap=0, legal=None, before=0
+):
     """Positions, mask and is_first of every window, by (env_id, step drawn).
 
     Args:
@@ -53,9 +52,7 @@ def drawn(draw):
     """The windows of a draw, as `windows` gives them."""
     names = zip(draw.env_ids.tolist(), draw.positions.tolist(), strict=True)
     w = draw.windows
-    values = zip(
-        w.positions.tolist(), w.mask.tolist(), w.is_first.tolist(), strict=True
-    )
+    values = zip(w.positions.tolist(), w.mask.tolist(), w.is_first.tolist(), strict=True)
     return list(zip(names, values, strict=True))
 
 

@@ -29,8 +29,7 @@ def test_float_arrays_fit_float_fields_only_and_other_arrays_fit_all(got, name):
         assert (cast == 1).all()
     else:
         with pytest.raises(
-            SchemaError,
-            match=rf"field 'x' must be {name}\[2, 3\], got {got}\[2, 3\]\. .*astype",
+            SchemaError, match=rf"field 'x' must be {name}\[2, 3\], got {got}\[2, 3\]\. .*astype"
         ):
             field.convert(value, "x", (2,))
 
@@ -83,9 +82,8 @@ INTEGERS = (
         st.sampled_from([1, -1]),
         st.integers(-3, 3),
     )
-    | st.builds(lambda odd, shift: odd << shift, st.integers(-500, 500),
-                st.integers(0, 54))
-)  # fmt: skip
+    | st.builds(lambda odd, shift: odd << shift, st.integers(-500, 500), st.integers(0, 54))
+)
 
 
 def holds(name, value):
@@ -96,9 +94,11 @@ def holds(name, value):
         if value == 0:
             return True
         bits, largest = {
-            "bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127),
+            "bfloat16": (8, 127),
+            "float16": (11, 15),
+            "float32": (24, 127),
             "float64": (53, 1023),
-        }[name]  # fmt: skip
+        }[name]
         significant = bin(abs(value)).strip("0b")
         return len(significant) <= bits and abs(value).bit_length() - 1 <= largest
     info = np.iinfo(name)
@@ -106,12 +106,12 @@ def holds(name, value):
 
 
 @given(
-    st.sampled_from(DTYPES), st.sampled_from(SIGNED + UNSIGNED),
-    st.lists(INTEGERS, min_size=1, max_size=4), st.booleans(),
-)  # fmt: skip
-def test_integers_of_an_array_are_accepted_where_each_fits_exactly(
-    name, got, values, scalar
-):
+    st.sampled_from(DTYPES),
+    st.sampled_from(SIGNED + UNSIGNED),
+    st.lists(INTEGERS, min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_integers_of_an_array_are_accepted_where_each_fits_exactly(name, got, values, scalar):
     info = np.iinfo(got)
     values = [value for value in values if info.min <= value <= info.max] or [1]
     array = np.array(values[0] if scalar else values, got)
@@ -160,9 +160,7 @@ def test_zero_and_one_are_bools(value):
 @pytest.mark.parametrize("value", [2, -1, 0.0, 1.0, np.int8(3), [1, 2], [0.0, 1.0]])
 def test_other_numbers_are_no_bools(value):
     field = Field(np.shape(value), "bool")
-    with pytest.raises(
-        SchemaError, match=r"must be bool\[.*\], got .*\. Pass \.astype\('bool'\)"
-    ):
+    with pytest.raises(SchemaError, match=r"must be bool\[.*\], got .*\. Pass \.astype\('bool'\)"):
         field.convert(value, "x", ())
     for fine in (True, np.False_, np.array(True)):
         assert Field((), "bool").convert(fine, "x", ()) == fine
@@ -175,13 +173,10 @@ def test_integers_never_come_from_floats(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "name"),
-    [(1e39, "float32"), (np.array(-1e300), "float32"), (70_000, "float16")],
+    ("value", "name"), [(1e39, "float32"), (np.array(-1e300), "float32"), (70_000, "float16")]
 )
 def test_a_number_never_becomes_infinite(value, name):
-    with pytest.raises(
-        SchemaError, match=f"'x': {name} cannot hold some .* too large. Clip"
-    ):
+    with pytest.raises(SchemaError, match=f"'x': {name} cannot hold some .* too large. Clip"):
         Field((), name).convert(value, "x", ())
     assert Field((), name).convert(math.inf, "x", ()) == math.inf
     assert np.isnan(Field((), name).convert(math.nan, "x", ()))
@@ -253,11 +248,7 @@ def test_what_is_no_number_is_refused_with_the_way_out(value, message):
             r"of shape \[8, 64, 64, 3\]: its first axes, \[8\], count the rows of the",
         ),
         ((1, 64, 64, 3), (), r"got uint8\[1, 64, 64, 3\]\. Pass the value of one st"),
-        (
-            (8, 64, 64, 3),
-            (),
-            "; or, for the steps of 8 environments, .*num_envs=8, after removing",
-        ),
+        ((8, 64, 64, 3), (), "; or, for the steps of 8 environments, .*num_envs=8, after removing"),
         ((64, 8, 64, 3), (8,), r"must be .*, got uint8\[64, 8, 64, 3\]"),
     ],
 )
@@ -283,9 +274,7 @@ def nearest(value: float) -> int:
     low, high = 0, 0x7F7F
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (
-            (middle, high) if value_of(middle) <= magnitude else (low, middle - 1)
-        )
+        low, high = (middle, high) if value_of(middle) <= magnitude else (low, middle - 1)
     below = magnitude - value_of(low)
     # The neighbour of the largest is where the next would be, and stands for infinity.
     above = (Fraction(2**128) if low == 0x7F7F else value_of(low + 1)) - magnitude
@@ -296,8 +285,7 @@ def nearest(value: float) -> int:
 # Every distance from a tie that float64 can tell, where rounding twice goes wrong.
 NEAR_TIES = st.builds(
     lambda bits, step: float(
-        np.array([(bits << 16) | 0x8000], "u4").view("f4").astype("f8")[0]
-        * (1 + step * 2.0**-52)
+        np.array([(bits << 16) | 0x8000], "u4").view("f4").astype("f8")[0] * (1 + step * 2.0**-52)
     ),
     st.integers(0, 0x7F7E),
     st.integers(-3, 3),
@@ -335,14 +323,8 @@ def test_a_bfloat16_field_takes_bits_bytes_and_numbers():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            np.full(2, 257),
-            r"must be .*, got int64\[2\] with the value 257\. .*astype\('float32'\)",
-        ),
-        (
-            np.array([3.4e38, 1]),
-            "bfloat16 cannot hold some of the float64 values, .* Clip them",
-        ),
+        (np.full(2, 257), r"must be .*, got int64\[2\] with the value 257\. .*astype\('float32'\)"),
+        (np.array([3.4e38, 1]), "bfloat16 cannot hold some of the float64 values, .* Clip them"),
         (np.ones(2, complex), "trailing axis of 2"),
         (np.ones(3, "u2"), r"must be bfloat16\[2\], got uint16\[3\]\. Pass the value"),
     ],
@@ -364,9 +346,7 @@ def test_tensors_are_accepted_like_arrays(torch):
     assert field.convert(tensor.double(), "x", ()).dtype == np.float32
     assert field.convert(torch.tensor([1, 2]), "x", ()).tolist() == [1, 2]
     assert Field((2,), "bool").convert(torch.tensor([1, 0]), "x", ()).tolist() == [1, 0]
-    with pytest.raises(
-        SchemaError, match=r"field 'x' must be.*with the value 16777217"
-    ):
+    with pytest.raises(SchemaError, match=r"field 'x' must be.*with the value 16777217"):
         field.convert(torch.tensor([1, 2**24 + 1]), "x", ())
 
 
@@ -414,10 +394,7 @@ def test_floats_of_8_bits_go_into_float_fields_exactly(name, dtype):
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda torch: torch.zeros(2, dtype=torch.complex32),
-        lambda torch: torch.zeros(2).to_sparse(),
-    ],
+    [lambda torch: torch.zeros(2, dtype=torch.complex32), lambda torch: torch.zeros(2).to_sparse()],
 )
 def test_tensors_that_are_no_array_are_not_called_ragged(make):
     torch = pytest.importorskip("torch")

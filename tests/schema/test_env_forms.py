@@ -60,14 +60,16 @@ def stored(space):
     space.seed(3)
     schema = mr.Schema.from_spaces(space, spaces.Discrete(3))
     buffer = mr.ReplayBuffer.create(
-        None, schema, STEPS, engine="memory", autoreset="disabled",
+        None,
+        schema,
+        STEPS,
+        engine="memory",
+        autoreset="disabled",
         heap_bytes="16 MiB" if schema.varying else None,
-    )  # fmt: skip
+    )
     given = [space.sample() for _ in range(STEPS)]
     for value in given:
-        buffer.add(
-            observation=value, action=1, reward=0.0, terminated=False, truncated=False
-        )
+        buffer.add(observation=value, action=1, reward=0.0, terminated=False, truncated=False)
     return buffer, given
 
 
@@ -96,9 +98,7 @@ def test_spaces_make_the_fields_again(kind):
     for path, field in schema.fields.items():
         other = again[path]
         # A character may take four bytes, and a space says no bound of a Sequence.
-        assert (other.kind, other.dtype, other.shape) == (
-            field.kind, field.dtype, field.shape,
-        )  # fmt: skip
+        assert (other.kind, other.dtype, other.shape) == (field.kind, field.dtype, field.shape)
 
 
 def test_what_gymnasium_has_no_space_for_becomes_the_nearest():
@@ -121,9 +121,7 @@ def test_what_gymnasium_has_no_space_for_becomes_the_nearest():
     columns = {
         "observation/packed": mr.Ragged(np.array([7], np.uint8), np.array([0, 1])),
         "observation/brain": np.array([[0x3F80, 0x4000]], np.uint16),
-        "observation/brains": mr.Ragged(
-            np.array([[0x3F80, 0x4000]], np.uint16), np.array([0, 1])
-        ),
+        "observation/brains": mr.Ragged(np.array([[0x3F80, 0x4000]], np.uint16), np.array([0, 1])),
         "observation/flag": np.array([True]),
         "observation/nodes": mr.Ragged(np.array([5], np.int32), np.array([0, 1])),
     }

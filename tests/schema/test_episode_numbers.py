@@ -13,11 +13,7 @@ import mmreplay as mr
 from mmreplay.errors import SourceError
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
-from mmreplay.schema.episode_numbers import (
-    EpisodeChanges,
-    are_numbers,
-    episode_column,
-)
+from mmreplay.schema.episode_numbers import EpisodeChanges, are_numbers, episode_column
 from mmreplay.schema.notes import Notes
 
 
@@ -84,10 +80,7 @@ def test_integers_come_before_other_columns():
     assert episode_column(columns, texts) == "episode_index"
     assert episode_column({"episode": ("int64", (2,))}, texts) == "episode_id"
     others = {"episode": ("bfloat16", ()), "episode_id": ("complex64", ())}
-    assert (
-        episode_column(others, {"episode_index": Field((None,), "int8", max_length=4)})
-        == ""
-    )
+    assert episode_column(others, {"episode_index": Field((None,), "int8", max_length=4)}) == ""
 
 
 @pytest.mark.parametrize("odd", [0.5, np.nan, np.inf])
@@ -96,8 +89,7 @@ def test_floats_that_are_no_whole_numbers_are_a_doubt(odd):
     blocks = [np.arange(3, dtype="f4"), np.array([1, odd], "f4")]
     assert not are_numbers("episode", iter(blocks), notes)
     assert notes.doubts == [
-        f"column 'episode' does not say where episodes begin, as {odd} is no number of "
-        "an episode"
+        f"column 'episode' does not say where episodes begin, as {odd} is no number of an episode"
     ]
     assert are_numbers("episode", iter(blocks[:1]), Notes())
 
@@ -157,9 +149,7 @@ def test_numbers_that_come_back_and_floats_that_are_none_are_doubts(tmp_path, na
         mr.load(path, tmp_path / "strict", strict=True)
     path = stored(tmp_path / name, np.array([0.0, 0.5, 1, 0, 0.5, 1]))
     report = mr.load(path, tmp_path / "target", overwrite=True)
-    assert (
-        "no column says where episodes end: all rows are one episode" in report.doubts
-    )
+    assert "no column says where episodes end: all rows are one episode" in report.doubts
     assert any("as 0.5 is no number of an episode" in each for each in report.doubts)
 
 

@@ -44,10 +44,7 @@ def test_numpy_dtypes_classes_and_strings_become_the_name(dtype, name):
         ("U5", "got 'U5'. Store text in a field declared by Field.text"),
         ("str", "got 'str'. Store text in a field declared by Field.text"),
         (np.bytes_, r"got \|S0\. Store bytes in a field declared by Field.bytes"),
-        (
-            "datetime64[s]",
-            r"got datetime64.*\. Store it as int64 by \.astype\('int64'\)",
-        ),
+        ("datetime64[s]", r"got datetime64.*\. Store it as int64 by \.astype\('int64'\)"),
         ("f4,i4", "got .*'<f4'.*. Store each member as a field of its own"),
         (np.longdouble, "got float128. Use one of them"),
         ("float31", "got 'float31'. Use one of them"),
@@ -56,9 +53,7 @@ def test_numpy_dtypes_classes_and_strings_become_the_name(dtype, name):
     ],
 )
 def test_other_dtypes_are_refused_with_the_way_out(dtype, message):
-    with pytest.raises(
-        SchemaError, match=f"field dtype must be one of bool.*{message}"
-    ):
+    with pytest.raises(SchemaError, match=f"field dtype must be one of bool.*{message}"):
         Field((), dtype)
 
 
@@ -79,10 +74,7 @@ def test_storage_dtype_takes_canonical_names_only(name):
         ((2, -1), r"have axes of at least 0, got \[2, -1\]\. Check the shape"),
         ((-1,), r"have axes of at least 0, got \[-1\]"),
         ((1,) * 33, "have at most 32 axes, got 33. Merge"),
-        (
-            (2**46,),
-            "take fewer than 281474976710656 bytes per step, .* Check the shape",
-        ),
+        ((2**46,), "take fewer than 281474976710656 bytes per step, .* Check the shape"),
         # numpy's own product of this one is 0.
         ((2**32, 2**32), "take fewer .* which takes 73786976294838206464"),
     ],
@@ -106,9 +98,7 @@ def test_a_shape_becomes_a_tuple_of_python_integers():
 @pytest.mark.parametrize("option", ["exact", "mutable"])
 def test_options_are_bools_that_equality_sees(option):
     assert Field((), "int8", **{option: True}) != Field((), "int8")
-    with pytest.raises(
-        SchemaError, match=f"option {option} must be True or False, got 'yes'"
-    ):
+    with pytest.raises(SchemaError, match=f"option {option} must be True or False, got 'yes'"):
         Field((), "int8", **{option: "yes"})
 
 

@@ -40,12 +40,7 @@ def as_zarr(path, ends):
 
 @pytest.mark.parametrize(
     ("name", "write"),
-    [
-        ("a.npz", as_npz),
-        ("a.csv", as_csv),
-        ("a.parquet", as_parquet),
-        ("a.zarr", as_zarr),
-    ],
+    [("a.npz", as_npz), ("a.csv", as_csv), ("a.parquet", as_parquet), ("a.zarr", as_zarr)],
 )
 def test_an_end_that_is_missing_is_refused_and_no_termination(tmp_path, name, write):
     write(tmp_path / name, ENDS)
@@ -56,13 +51,9 @@ def test_an_end_that_is_missing_is_refused_and_no_termination(tmp_path, name, wr
 
 
 def test_rows_are_counted_over_blocks():
-    plain = InferredColumns(
-        {"obs": ("float32", ()), "dones": ("float16", (1,))}, Notes()
-    )
+    plain = InferredColumns({"obs": ("float32", ()), "dones": ("float16", (1,))}, Notes())
     found = {"obs": np.zeros(3, "f4"), "dones": np.array([[0], [1], [np.nan]], "f2")}
-    with pytest.raises(
-        SourceError, match=r"column 'dones' tells.*NaN or no value in row 2"
-    ):
+    with pytest.raises(SourceError, match=r"column 'dones' tells.*NaN or no value in row 2"):
         plain.take(found, 0)
     with pytest.raises(SourceError, match="in row 702"):
         plain.take(found, 700)
@@ -81,13 +72,10 @@ def test_columns_that_no_field_can_be_are_doubts(name):
 
 def test_arrays_that_an_npz_file_loses_are_doubts(tmp_path):
     np.savez(
-        tmp_path / "a.npz", x=np.zeros(9), reward=np.ones(9, complex),
-        terminals=np.zeros(9, bool),
-    )  # fmt: skip
-    report = mr.load(tmp_path / "a.npz", tmp_path / "target")
-    assert any(
-        "'reward.npy' of complex128 cannot be" in doubt for doubt in report.doubts
+        tmp_path / "a.npz", x=np.zeros(9), reward=np.ones(9, complex), terminals=np.zeros(9, bool)
     )
+    report = mr.load(tmp_path / "a.npz", tmp_path / "target")
+    assert any("'reward.npy' of complex128 cannot be" in doubt for doubt in report.doubts)
 
 
 NUMBERS = [4, 4, 4, 9, 9, 2]
@@ -111,9 +99,7 @@ def test_a_number_of_an_episode_that_changes_begins_one(tmp_path, name, number):
     as_arrays(tmp_path / name, columns)
     report = mr.load(tmp_path / name, tmp_path / "target", strict=True)
     assert f"episodes begin where column {number!r} changes, and" in report.notes[-1]
-    with registry.open_reader(
-        registry.source_format(tmp_path / name), tmp_path / name
-    ) as reader:
+    with registry.open_reader(registry.source_format(tmp_path / name), tmp_path / name) as reader:
         for rows in (1, 2, 4, 6):
             flags = np.concatenate([block.flags for block in reader.blocks(rows)])
             assert np.flatnonzero(flags).tolist() == [0, 3, 5]

@@ -61,40 +61,26 @@ def test_roles_may_name_other_leaves_and_subtrees():
     assert schema.role_paths("observation") == ("obs/a", "obs/b")
     assert schema.role("terminated") == "done"
     assert schema.role("reward") == "reward"
-    assert Schema(fields, {"observation": "obs/b"}).role_paths("observation") == (
-        "obs/b",
-    )
+    assert Schema(fields, {"observation": "obs/b"}).role_paths("observation") == ("obs/b",)
 
 
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
         ({"state": "obs"}, "role must be one of.*truncated, got 'state'"),
-        (
-            {"observation": "ob"},
-            "role 'observation' must.*or subtree, got 'ob'",
-        ),
+        ({"observation": "ob"}, "role 'observation' must.*or subtree, got 'ob'"),
         ({"observation": 3}, "role 'observation' must.*a field or subtree, got 3"),
         (
             {"observation": "obs", "action": "obs/a"},
             "role 'action' must have.*'observation' as 'obs'",
         ),
-        (
-            {"observation": "reward"},
-            "role 'observation' must.*'reward' as 'reward'",
-        ),
-        (
-            {"terminated": "obs"},
-            "must be one field, got the subtree 'obs'. Name a leaf",
-        ),
+        ({"observation": "reward"}, "role 'observation' must.*'reward' as 'reward'"),
+        ({"terminated": "obs"}, "must be one field, got the subtree 'obs'. Name a leaf"),
         (
             {"truncated": "obs/a"},
             r"'obs/a' plays 'truncated' and must be .*, got Field\(shape=\(\), ",
         ),
-        (
-            {"next_observation": "obs"},
-            "role 'next_observation'.*got 'obs' alone",
-        ),
+        ({"next_observation": "obs"}, "role 'next_observation'.*got 'obs' alone"),
     ],
 )
 def test_roles_that_nothing_can_play_are_refused(roles, message):
@@ -116,19 +102,14 @@ def test_roles_that_nothing_can_play_are_refused(roles, message):
     ],
 )
 def test_the_ends_are_plain_bools_of_a_step_or_of_its_agents(role, field):
-    with pytest.raises(
-        SchemaError, match=rf"plays '{role}' and must be Field\(\(\), 'bool'\)"
-    ):
+    with pytest.raises(SchemaError, match=rf"plays '{role}' and must be Field\(\(\), 'bool'\)"):
         Schema({"observation": SCALAR, role: field})
 
 
 @pytest.mark.parametrize(
     ("following", "message"),
     [
-        (
-            Field((3,), "float32"),
-            r"field 'next_observation'.*got float32\[3\]",
-        ),
+        (Field((3,), "float32"), r"field 'next_observation'.*got float32\[3\]"),
         (
             {"a": Field((), "int8"), "b": Field((3,), "int8")},
             r"field.*got int8\[3\]\. Declare both alike",
@@ -148,14 +129,9 @@ def test_the_next_observation_is_declared_like_the_observation(following, messag
 
 def test_a_missing_field_error_lists_the_fields():
     schema = Schema({f"f{n}": SCALAR for n in range(23)})
-    with pytest.raises(
-        SchemaError,
-        match=r"field 'g' is not in the.*'f18', 'f19' and 3 more",
-    ):
+    with pytest.raises(SchemaError, match=r"field 'g' is not in the.*'f18', 'f19' and 3 more"):
         schema["g"]
-    with pytest.raises(
-        SchemaError, match=r"role must be one of observation, .*, got 'g'"
-    ):
+    with pytest.raises(SchemaError, match=r"role must be one of observation, .*, got 'g'"):
         schema.role("g")
 
 
@@ -163,23 +139,14 @@ def test_a_missing_field_error_lists_the_fields():
     ("fields", "message"),
     [
         ({}, "schema must have 1 to 4096 fields, got 0"),
-        (
-            {f"f{n}": FLAG for n in range(4097)},
-            "schema must have 1 to 4096 fields, got 4097",
-        ),
-        (
-            {"a": {"b": np.zeros(3)}},
-            r"field 'a/b' must be a Field, got ndarray\. Write Field",
-        ),
+        ({f"f{n}": FLAG for n in range(4097)}, "schema must have 1 to 4096 fields, got 4097"),
+        ({"a": {"b": np.zeros(3)}}, r"field 'a/b' must be a Field, got ndarray\. Write Field"),
         ({"a": "float32"}, "field 'a' must be a Field, got str"),
         ({"a" * 257: FLAG}, r"field path.*got 257 characters"),
         ({"\ud800": FLAG}, r"field path '\\ud800' must have at most.*got 1 characters"),
         ({"x": {"a/b": FLAG}}, r"field name under 'x' must not contain '/'.*got 'a/b'"),
         ({"a//b": FLAG}, r"field path must be non-empty names joined by.*got 'a//b'"),
-        (
-            {"a/b": FLAG, "a": {"b": FLAG}},
-            "field 'a/b' is declared twice, nested and by its path",
-        ),
+        ({"a/b": FLAG, "a": {"b": FLAG}}, "field 'a/b' is declared twice, nested and by its path"),
         ({"a/b": FLAG, "a": FLAG}, "field path 'a' must not be both a leaf and a"),
         ({"a": FLAG, "a/b": FLAG}, "field path 'a' must not be both a leaf and a"),
         (
@@ -211,18 +178,13 @@ def test_the_fields_of_a_schema_make_it_again_nested_or_with_others():
     # A path may lead to a branch, and stand beside what is nested.
     arm = {"pose": SCALAR, "grip": (FLAG, FLAG)}
     made = Schema({"robot/arm": arm, "robot": {"base": SCALAR}})
-    assert made.paths == (
-        "robot/arm/pose", "robot/arm/grip/0", "robot/arm/grip/1", "robot/base",
-    )  # fmt: skip
+    assert made.paths == ("robot/arm/pose", "robot/arm/grip/0", "robot/arm/grip/1", "robot/base")
 
 
 def test_a_field_is_added_at_the_end_and_the_order_survives():
     schema = Schema(transition()).with_field("observation/mask", FLAG)
     assert schema.paths[-1] == "observation/mask"
-    assert schema.role_paths("observation") == (
-        *schema.paths[:3],
-        "observation/mask",
-    )
+    assert schema.role_paths("observation") == (*schema.paths[:3], "observation/mask")
     assert Schema.from_json(schema.to_json(), dict(schema.roles)) == schema
     with pytest.raises(SchemaError, match="the schema already has a field 'reward'"):
         schema.with_field("reward", SCALAR)
@@ -249,8 +211,7 @@ def test_a_schema_never_changes():
     with pytest.raises(TypeError):
         schema.fields["more"] = FLAG
     with pytest.raises(
-        AttributeError,
-        match=r"schema\.fields cannot be assigned: a schema never changes",
+        AttributeError, match=r"schema\.fields cannot be assigned: a schema never changes"
     ):
         schema.fields = {}
     for again in (pickle.loads(pickle.dumps(schema)), copy.deepcopy(schema)):
@@ -278,13 +239,7 @@ def test_repr_tells_one_line_a_field():
 def test_json_is_these_values():
     schema = Schema({"a": {"b": Field((2, 3), "bfloat16", exact=True)}})
     assert schema.to_json() == [
-        {
-            "name": "a/b",
-            "dtype": "bfloat16",
-            "shape": [2, 3],
-            "exact": True,
-            "mutable": False,
-        }
+        {"name": "a/b", "dtype": "bfloat16", "shape": [2, 3], "exact": True, "mutable": False}
     ]
 
 
@@ -314,10 +269,7 @@ GOOD = {"name": "a", "dtype": "int8", "shape": [2], "exact": False, "mutable": F
         ({"shape": [2.0]}, r"schema field shape of 'a'.*32 integers, got \[2\.0\]"),
         ({"shape": [1] * 33}, r"schema field shape of 'a'.*did not write the file\."),
         ({"shape": [-1]}, r"field shape must have axes of at least 0, got \[-1\]"),
-        (
-            {"shape": [0], "mutable": True},
-            "field option mutable must.*has no values to rewrite",
-        ),
+        ({"shape": [0], "mutable": True}, "field option mutable must.*has no values to rewrite"),
         ({"shape": [2**60]}, "field shape must take.*takes 1152921504606846976"),
         ({"exact": 1}, "schema field exact of 'a' must be true or false, got 1"),
         ({"mutable": None}, "schema field mutable of.*true or false, got None"),
@@ -331,9 +283,7 @@ def test_json_is_read_strictly(change, message):
 
 def test_json_misses_and_repeats_nothing():
     missing = {key: value for key, value in GOOD.items() if key != "exact"}
-    with pytest.raises(
-        SchemaError, match=r"schema field keys must be.*'name', 'shape'\]"
-    ):
+    with pytest.raises(SchemaError, match=r"schema field keys must be.*'name', 'shape'\]"):
         Schema.from_json([missing], {})
     with pytest.raises(SchemaError, match="must name each path once, got 'a' twice"):
         Schema.from_json([GOOD, GOOD], {})

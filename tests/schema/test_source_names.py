@@ -97,22 +97,13 @@ def test_a_column_inside_another_is_joined_to_it(columns, renamed):
     [
         (["action", "action/x", "action_x"], ["action", "action_x_2", "action_x"]),
         (["action_x", "action/x", "action"], ["action_x", "action_x_2", "action"]),
-        (
-            ["a", "a/b", "a_b", "a_b_2", "a_b_3/c"],
-            ["a", "a_b_4", "a_b", "a_b_2", "a_b_3/c"],
-        ),
+        (["a", "a/b", "a_b", "a_b_2", "a_b_3/c"], ["a", "a_b_4", "a_b", "a_b_2", "a_b_3/c"]),
         # A branch moves as a whole.
         (["a", "a/b/c", "a/b/d", "a_b/c"], ["a", "a_b_2/c", "a_b_2/d", "a_b/c"]),
         (["a", "a_b", "a/b/c/d", "a/b/c"], ["a", "a_b", "a_b_2/c_d", "a_b_2/c"]),
         # Two names of one branch that moves may be joined to one.
-        (
-            ["a", "a/b/c", "a/b/c/d", "a/b/c_d"],
-            ["a", "a_b/c", "a_b/c_d_2", "a_b/c_d"],
-        ),
-        (
-            ["a", "a/b/c", "a/b/c/d", "a/b/c_d/e"],
-            ["a", "a_b/c", "a_b/c_d_2", "a_b/c_d/e"],
-        ),
+        (["a", "a/b/c", "a/b/c/d", "a/b/c_d"], ["a", "a_b/c", "a_b/c_d_2", "a_b/c_d"]),
+        (["a", "a/b/c", "a/b/c/d", "a/b/c_d/e"], ["a", "a_b/c", "a_b/c_d_2", "a_b/c_d/e"]),
         # Joined by chance, a name would be that of a role or of an episode's number.
         (["next", "next/observation"], ["next", "next_observation_2"]),
         (["episode", "episode/index"], ["episode", "episode_index_2"]),
@@ -129,10 +120,7 @@ def test_no_column_is_lost_and_no_path_is_inside_another(seed, words):
     """Against the rule itself, on random trees of names."""
     rng = np.random.default_rng(seed)
     for _ in range(200):
-        paths = [
-            "/".join(rng.choice(words, rng.integers(1, 6)))
-            for _ in range(rng.integers(1, 8))
-        ]
+        paths = ["/".join(rng.choice(words, rng.integers(1, 6))) for _ in range(rng.integers(1, 8))]
         columns = {f"column {n}": path for n, path in enumerate(paths)}
         if len(set(paths)) < len(paths):
             with pytest.raises(SourceError, match="both become field"):

@@ -50,9 +50,7 @@ def test_a_space_keeps_its_dtype_and_shape_and_its_samples_fit(space, field):
 
 
 def test_the_rest_of_a_transition_is_added():
-    schema = Schema.from_spaces(
-        spaces.Box(0, 1, (2,)), spaces.Discrete(2), reward_dtype=np.float64
-    )
+    schema = Schema.from_spaces(spaces.Box(0, 1, (2,)), spaces.Discrete(2), reward_dtype=np.float64)
     assert dict(schema.fields) == {
         "observation": Field((2,), "float32"),
         "action": Field((), "int64"),
@@ -67,9 +65,7 @@ def test_dicts_and_tuples_become_paths():
     space = spaces.Dict(
         {
             "camera": spaces.Box(0, 255, (8, 8), np.uint8),
-            "arms": spaces.Tuple(
-                (spaces.Discrete(2), spaces.Dict(grip=spaces.MultiBinary(2)))
-            ),
+            "arms": spaces.Tuple((spaces.Discrete(2), spaces.Dict(grip=spaces.MultiBinary(2)))),
         }
     )
     schema = schema_of(space, spaces.Tuple((spaces.Discrete(3),)))
@@ -149,9 +145,15 @@ def test_spaces_that_vary_are_excluded_and_extra_fields_added():
         | {"reward": Field((), "float64")},
     )
     assert set(schema.fields) == {
-        "observation/camera", "observation/arm/pose", "action/0", "terminated",
-        "truncated", "logp", "info/lives", "reward",
-    }  # fmt: skip
+        "observation/camera",
+        "observation/arm/pose",
+        "action/0",
+        "terminated",
+        "truncated",
+        "logp",
+        "info/lives",
+        "reward",
+    }
     assert schema["reward"] == Field((), "float64")
     step = {name: SEEN[name].sample() for name in ("camera", "words", "arm")}
     seen = {"camera": step["camera"], "arm": {"pose": step["arm"]["pose"]}}
@@ -163,9 +165,7 @@ def test_spaces_that_vary_are_excluded_and_extra_fields_added():
     assert (row["observation/camera"][0] == step["camera"]).all()
     assert (row["info/lives"], row["reward"]) == (3, 1)
     # A whole branch, and of it also a part.
-    paths = Schema.from_env(
-        Talking(), exclude=["observation", "observation/arm", "action"]
-    )
+    paths = Schema.from_env(Talking(), exclude=["observation", "observation/arm", "action"])
     assert paths.paths == ("reward", "terminated", "truncated")
 
 
@@ -195,10 +195,7 @@ FIELDS = [
             "/edge_links": Field((None, 2), "int32", max_length=4096),
         },
     ),
-    (
-        spaces.Graph(spaces.Discrete(4), None),
-        {"/nodes": TOKENS},
-    ),
+    (spaces.Graph(spaces.Discrete(4), None), {"/nodes": TOKENS}),
 ]
 
 
@@ -216,10 +213,7 @@ def test_members_of_a_graph_are_excluded_by_name():
     schema = Schema.from_spaces(GRAPH, TWO, exclude=[path])
     assert schema.varying == ("observation/nodes", "observation/edges")
     longer = Field((None, 2), "int32", max_length=9)
-    assert (
-        Schema.from_spaces(GRAPH, TWO, exclude=[path], extra={path: longer})[path]
-        == longer
-    )
+    assert Schema.from_spaces(GRAPH, TWO, exclude=[path], extra={path: longer})[path] == longer
 
 
 def checked(space, values, envs=1):
@@ -272,9 +266,7 @@ def test_samples_of_graphs_are_accepted_also_of_vectors(nested):
     assert samples[0].edges is None
 
     def members_of(values, envs):
-        columns = checked(
-            seen, {"inner": {"graph": values}} if nested else values, envs
-        )
+        columns = checked(seen, {"inner": {"graph": values}} if nested else values, envs)
         members = ("nodes", "edges", "edge_links")
         each = [listed(columns[f"{below}/{member}"]) for member in members]
         return [list(members) for members in zip(*each, strict=True)]
@@ -299,9 +291,7 @@ def test_extra_fields_preserve_the_environments_autoreset():
     assert schema == again
     with mr.ReplayBuffer.create(None, schema, 9, 2, engine="memory") as buffer:
         assert buffer.autoreset == "next_step"
-    with pytest.raises(
-        SchemaError, match=r"autoreset must say what.*do after an episode ends"
-    ):
+    with pytest.raises(SchemaError, match=r"autoreset must say what.*do after an episode ends"):
         mr.ReplayBuffer.create(None, again, 9, 2, engine="memory")
 
 
@@ -340,9 +330,7 @@ def test_keys_that_are_no_names_are_refused():
 
 def test_a_reward_dtype_is_refused_by_name():
     with pytest.raises(SchemaError, match=r"field 'reward': .*got complex64"):
-        Schema.from_spaces(
-            spaces.Discrete(2), spaces.Discrete(2), reward_dtype="complex64"
-        )
+        Schema.from_spaces(spaces.Discrete(2), spaces.Discrete(2), reward_dtype="complex64")
 
 
 def test_an_environment_and_its_vector_have_the_same_schema():
@@ -373,8 +361,7 @@ def test_the_autoreset_mode_comes_from_the_environment(mode):
             assert buffer.autoreset == made.autoreset == said
     other = "disabled" if said == "next_step" else "next_step"
     with pytest.raises(
-        SchemaError,
-        match=f"autoreset must be '{said}' as in the schema's .*, got '{other}'",
+        SchemaError, match=f"autoreset must be '{said}' as in the schema's .*, got '{other}'"
     ):
         mr.ReplayBuffer.create(None, schema, 9, 2, engine="memory", autoreset=other)
 
@@ -390,9 +377,7 @@ def test_what_an_environment_does_goes_with_copies_of_its_schema(copied):
     vector.close()
     assert schema.autoreset == "next_step"
     # It is no part of what the fields are.
-    plain = Schema.from_spaces(
-        vector.single_observation_space, vector.single_action_space
-    )
+    plain = Schema.from_spaces(vector.single_observation_space, vector.single_action_space)
     assert (schema, hash(schema), plain.autoreset) == (plain, hash(plain), None)
 
 
@@ -505,18 +490,11 @@ def test_an_example_that_is_no_data_is_refused_with_its_path(value, message):
 
 @pytest.mark.parametrize(
     "space",
-    [
-        spaces.Text(5),
-        spaces.Graph(TWO, None),
-        spaces.Sequence(TWO),
-        spaces.OneOf((TWO,)),
-    ],
+    [spaces.Text(5), spaces.Graph(TWO, None), spaces.Sequence(TWO), spaces.OneOf((TWO,))],
     ids=lambda space: type(space).__name__,
 )
 def test_any_space_is_left_out_by_its_path_and_choices_must_be(space):
-    observation = spaces.Dict(
-        seen=spaces.Box(0, 1, (2,)), odd=spaces.Tuple((TWO, space))
-    )
+    observation = spaces.Dict(seen=spaces.Box(0, 1, (2,)), odd=spaces.Tuple((TWO, space)))
     if isinstance(space, spaces.OneOf):
         with pytest.raises(
             SchemaError,
@@ -525,7 +503,4 @@ def test_any_space_is_left_out_by_its_path_and_choices_must_be(space):
         ):
             schema_of(observation)
     made = Schema.from_spaces(observation, TWO, exclude=["observation/odd/1"])
-    assert set(made.role_paths("observation")) == {
-        "observation/seen",
-        "observation/odd/0",
-    }
+    assert set(made.role_paths("observation")) == {"observation/seen", "observation/odd/0"}

@@ -45,9 +45,7 @@ def test_a_field_of_one_shape_says_what_it_said():
     assert (field.varies, field.max_length, field.kind) == (False, None, "array")
     assert (field.inner, field.inner_nbytes) == ((2, 3), 12)
     assert field.max_heap_nbytes == 0
-    assert repr(field) == (
-        "Field(shape=(2, 3), dtype='int16', exact=False, mutable=False)"
-    )
+    assert repr(field) == ("Field(shape=(2, 3), dtype='int16', exact=False, mutable=False)")
 
 
 @pytest.mark.parametrize(
@@ -107,14 +105,8 @@ def test_the_repr_of_a_field_that_varies_makes_it_again(field, text):
             lambda: Field((None, 0), "int8", max_length=4),
             r"axes of at least 1 behind one that varies, got \[None, 0\]",
         ),
-        (
-            lambda: Field((None, -1), "int8", max_length=4),
-            r"axes of at least 0, got \[-1\]",
-        ),
-        (
-            lambda: Field((None, *(1,) * 32), "int8", max_length=4),
-            "at most 32 axes, got 33",
-        ),
+        (lambda: Field((None, -1), "int8", max_length=4), r"axes of at least 0, got \[-1\]"),
+        (lambda: Field((None, *(1,) * 32), "int8", max_length=4), "at most 32 axes, got 33"),
         (
             lambda: Field((None, 2**17), "int8", max_length=2**32 - 1),
             "fewer than 281474976710656 bytes per step",
@@ -199,9 +191,14 @@ def test_the_json_of_fields_that_vary_is_these_values():
 
 
 GOOD = {
-    "name": "a", "dtype": "uint8", "shape": [None], "exact": False, "mutable": False,
-    "max_length": 9, "kind": "text",
-}  # fmt: skip
+    "name": "a",
+    "dtype": "uint8",
+    "shape": [None],
+    "exact": False,
+    "mutable": False,
+    "max_length": 9,
+    "kind": "text",
+}
 
 
 @pytest.mark.parametrize(
@@ -239,9 +236,7 @@ def test_max_length_and_kind_come_together_with_null(key):
 
 
 def test_a_schema_names_its_fields_that_vary():
-    assert SCHEMA.varying == (
-        "observation/mission", "observation/cloud", "action", "frame",
-    )  # fmt: skip
+    assert SCHEMA.varying == ("observation/mission", "observation/cloud", "action", "frame")
     assert SCHEMA.max_heap_nbytes == 104 + 12 * 4096 + 24 + (1 << 20)
     assert SCHEMA.row_nbytes == 1 + 4 * 16 + 4
     assert Schema({"a": Field((), "int8")}).varying == ()
@@ -270,8 +265,7 @@ def test_the_next_observation_varies_as_the_observation():
     fields = {"observation": Field.text(9), "next_observation": Field.text(9)}
     assert Schema(fields).role("next_observation") == "next_observation"
     with pytest.raises(
-        SchemaError,
-        match="must be text of at most 9 bytes as 'observation', got bytes of at most",
+        SchemaError, match="must be text of at most 9 bytes as 'observation', got bytes of at most"
     ):
         Schema({**fields, "next_observation": Field.bytes(9)})
 
@@ -299,8 +293,7 @@ def test_the_record_holds_references_before_all_other_members():
 
 def test_a_zarr_buffer_of_fields_that_vary_needs_heap_bytes(tmp_path):
     with pytest.raises(
-        SchemaError,
-        match="heap_bytes must be given, as field 'observation/mission' varies",
+        SchemaError, match="heap_bytes must be given, as field 'observation/mission' varies"
     ):
         mr.ReplayBuffer.create(tmp_path / "ring", SCHEMA, capacity=100, engine="zarr")
     assert not list(tmp_path.iterdir())

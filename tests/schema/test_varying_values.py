@@ -46,9 +46,7 @@ def blocks(draw, field):
     return [rng.integers(-9, 99, (n, *field.inner)) for n in lengths], lead
 
 
-FORMS = st.sampled_from(
-    ["arrays", "lists", "tensors", "objects", "ragged", "ragged tensors"]
-)
+FORMS = st.sampled_from(["arrays", "lists", "tensors", "objects", "ragged", "ragged tensors"])
 
 
 @pytest.mark.parametrize("field", [TOKENS, CLOUD], ids=["tokens", "cloud"])
@@ -91,9 +89,7 @@ def ragged(values, lead, field):
 
 @given(
     texts=st.lists(
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=2),
-        min_size=6,
-        max_size=6,
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=2), min_size=6, max_size=6
     ),
     lead=st.sampled_from([(6,), (2, 3), (6, 1)]),
     form=st.sampled_from(["str", "numpy", "object", "bytes", "arrays", "tuple"]),
@@ -211,45 +207,48 @@ def test_bfloat16_is_accepted_as_numbers_and_as_bits():
     ("field", "value", "lead", "message"),
     [
         (
-            TOKENS, [1] * 6, (),
+            TOKENS,
+            [1] * 6,
+            (),
             r"field 'x' must have at most 5 items, got 6\. Shorten the value, or "
             "declare a larger max_length",
         ),
+        (TOKENS, [[1], [1] * 7], (2,), "field 'x', value 1 must have at most 5 items, got 7"),
         (
-            TOKENS, [[1], [1] * 7], (2,),
-            "field 'x', value 1 must have at most 5 items, got 7",
-        ),
-        (
-            TOKENS, [[[1], [2]], [[1], [1] * 7]], (2, 2),
+            TOKENS,
+            [[[1], [2]], [[1], [1] * 7]],
+            (2, 2),
             "field 'x', step 1, value 1 must have at most 5 items, got 7",
         ),
-        (
-            TOKENS, np.zeros((2, 6), np.int32), (2,),
-            "field 'x' must have at most 5 items, got 6",
-        ),
-        (
-            TEXT, "ääääX", (),
-            r"must have at most 8 bytes, got 9\. .* declare a larger max_bytes",
-        ),
+        (TOKENS, np.zeros((2, 6), np.int32), (2,), "field 'x' must have at most 5 items, got 6"),
+        (TEXT, "ääääX", (), r"must have at most 8 bytes, got 9\. .* declare a larger max_bytes"),
         (TEXT, ["a", "b" * 9], (2,), "field 'x', value 1 must have at most 8 bytes"),
         (BLOB, b"b" * 9, (), "field 'x' must have at most 8 bytes, got 9"),
         (TEXT, b"ab\xff", (), "field 'x' must be UTF-8, got .*: invalid start .* 2"),
         (TEXT, "a\ud800", (), "field 'x' must be UTF-8, .*: surrogates not .* 1"),
         (
-            TEXT, ["a", "\ud800"], (2,),
+            TEXT,
+            ["a", "\ud800"],
+            (2,),
             r"field 'x', value 1 must be UTF-8, .* character 0\. Fix it, or .*\.bytes",
         ),
         (TEXT, ["a", b"\xff"], (2,), "field 'x', value 1 must be UTF-8"),
         (
-            TEXT, np.array([[65, 66], [67, 200]], np.uint8), (2,),
+            TEXT,
+            np.array([[65, 66], [67, 200]], np.uint8),
+            (2,),
             "field 'x', value 1 must be UTF-8, .*: unexpected end of data at byte 1",
         ),
         (
-            TEXT, mr.Ragged(np.array([65, 200], np.uint8), np.array([0, 1, 2])), (2,),
+            TEXT,
+            mr.Ragged(np.array([65, 200], np.uint8), np.array([0, 1, 2])),
+            (2,),
             "field 'x', value 1 must be UTF-8",
         ),
         (
-            BLOB, "text", (),
+            BLOB,
+            "text",
+            (),
             "field 'x' must be bytes of at most 8 bytes, got 'text'. Pass bytes, such",
         ),
         (TEXT, None, (), "must be text of at most 8 bytes, got None. Pass a str.$"),
@@ -260,7 +259,9 @@ def test_bfloat16_is_accepted_as_numbers_and_as_bits():
         (TOKENS, 7, (), r"up to 5\], got 7\. Pass its items in a list, such as \[7\]"),
         (BLOB, [1, 256], (), r"'x': uint8 must be 0 to 255, got 256\. Pass bytes\."),
         (
-            CLOUD, np.zeros((4, 2), np.float32), (),
+            CLOUD,
+            np.zeros((4, 2), np.float32),
+            (),
             r"field 'x' must be float32\[up to 4, 3\], got float32\[4, 2\]\. Only the "
             "first axis varies",
         ),
@@ -269,40 +270,49 @@ def test_bfloat16_is_accepted_as_numbers_and_as_bits():
         (CLOUD, [[[1, 2]], []], (2,), r"value 0 must be float32\[up to 4, 3\], got"),
         (TOKENS, [[1, [2]]], (1,), "'x' must be an array of numbers, got list"),
         (TOKENS, [1.5], (), r"field 'x' must be int32\[1\], got float64\[1\]\. Roun"),
-        (
-            TOKENS, [[1], [1.5]], (2,),
-            r"field 'x', value 1 must be int32\[1\], got float64\[1\]",
-        ),
+        (TOKENS, [[1], [1.5]], (2,), r"field 'x', value 1 must be int32\[1\], got float64\[1\]"),
         (TOKENS, [2**31], (), "field 'x': int32 must be -2147.* to .* got 2147483648"),
         (TOKENS, "12", (), "field 'x' must be .*, got '12'"),
         (
-            TOKENS, [[1], [2], [3]], (2,),
+            TOKENS,
+            [[1], [2], [3]],
+            (2,),
             r"^field 'x' must have 2 values, got 3\. Give one for each environment, in",
         ),
         (TOKENS, ["a", "b"], (1,), "^field 'x' must have 1 value, got 2. Give one for"),
         (
-            TOKENS, [[[1], [2]], [[2]]], (2, 2),
+            TOKENS,
+            [[[1], [2]], [[2]]],
+            (2, 2),
             "^field 'x', step 1 must have 2 values, got 1. Give one for each env",
         ),
         (
-            TEXT, ["a", "b"], (2, 2),
+            TEXT,
+            ["a", "b"],
+            (2, 2),
             "^field 'x', step 0 must have 2 values, got 'a'. Give one for each env",
         ),
         (
-            TOKENS, [[[1], [2]]], (2, 2),
+            TOKENS,
+            [[[1], [2]]],
+            (2, 2),
             "field 'x' must have 2 steps, got 1. Give one for each step, in a list",
         ),
         (TEXT, "ab", (2,), "field 'x' must have 2 values, got 'ab'"),
         (
-            TOKENS, np.zeros((3, 2), np.int32), (2,),
+            TOKENS,
+            np.zeros((3, 2), np.int32),
+            (2,),
             r"^field 'x' must be \[2\] values of int32\[up to 5\], got int32\[3, 2\].",
         ),
         (
-            CLOUD, np.zeros((2, 4, 2), np.float32), (2,),
+            CLOUD,
+            np.zeros((2, 4, 2), np.float32),
+            (2,),
             r"must be float32\[up to 4, 3\], got float32\[8, 2\]",
         ),
     ],
-)  # fmt: skip
+)
 def test_values_that_do_not_fit_are_refused_by_name(field, value, lead, message):
     with pytest.raises(SchemaError, match=message):
         convert_varying(field, value, "x", lead)

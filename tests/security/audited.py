@@ -28,12 +28,26 @@ EXECUTES = (
     *("ctypes.dlopen", "import", "socket.connect", "socket.bind", "urllib.Request"),
 )
 CHANGES = {
-    "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.mkdir": 1, "os.truncate": 1,
-    "os.symlink": 2, "os.link": 2, "os.chmod": 1, "os.utime": 1, "os.chown": 1,
-}  # fmt: skip
+    "os.rename": 2,
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.mkdir": 1,
+    "os.truncate": 1,
+    "os.symlink": 2,
+    "os.link": 2,
+    "os.chmod": 1,
+    "os.utime": 1,
+    "os.chown": 1,
+}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-OWN_FORMATS = {"npz": "a.npz", "pt": "a.pt", "safetensors": "a.safetensors",
-               "csv": "a.csv", "parquet": "a.parquet", "buffer": "copy"}  # fmt: skip
+OWN_FORMATS = {
+    "npz": "a.npz",
+    "pt": "a.pt",
+    "safetensors": "a.safetensors",
+    "csv": "a.csv",
+    "parquet": "a.parquet",
+    "buffer": "copy",
+}
 
 
 class Hook:
@@ -81,12 +95,7 @@ def make(folder: Path) -> None:
     }
     sampler = mr.PrioritizedSampler(seed=0, name="prioritized")
     with mr.ReplayBuffer.create(
-        folder / "buffer",
-        mr.Schema(fields),
-        12,
-        2,
-        sampler=sampler,
-        autoreset="disabled",
+        folder / "buffer", mr.Schema(fields), 12, 2, sampler=sampler, autoreset="disabled"
     ) as buffer:
         for number in range(20):
             buffer.add(

@@ -77,9 +77,7 @@ def test_a_folder_that_leads_outside_is_refused(folder, victim, name, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["LOCK", "metadata.json", "statistics.json"])
-def test_a_file_that_leads_outside_is_neither_read_nor_written(
-    folder, victim, name, mode
-):
+def test_a_file_that_leads_outside_is_neither_read_nor_written(folder, victim, name, mode):
     with mr.ReplayBuffer.open(folder, "r+") as buffer:
         buffer.set_statistics({"mean": 2})
     shutil.move(folder / name, victim / "same")
@@ -187,9 +185,7 @@ def test_json_of_any_size_and_depth_is_refused_or_ignored(folder, name, kind):
 
 @pytest.mark.parametrize("name", ["LOCK", "STATE", "priorities.bin"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
-def test_a_pipe_or_device_instead_of_a_samplers_file_never_blocks(
-    folder, victim, name, kind
-):
+def test_a_pipe_or_device_instead_of_a_samplers_file_never_blocks(folder, victim, name, kind):
     path = folder / "samplers" / "prioritized" / name
     path.unlink()
     if kind == "pipe":

@@ -77,15 +77,24 @@ def path(request, tmp_path):
     """A closed buffer with every file that there may be."""
     options = {"codec": "zstd"} if request.param == "zarr" else {}
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "b", SCHEMA, 64, engine=request.param, commit_every=None,
-        limiter=mr.RateLimiter(1.0, 1, float("inf")), **options,
-    )  # fmt: skip
+        tmp_path / "b",
+        SCHEMA,
+        64,
+        engine=request.param,
+        commit_every=None,
+        limiter=mr.RateLimiter(1.0, 1, float("inf")),
+        **options,
+    )
     with buffer:
         for number in range(100):
             buffer.add(
-                observation=np.full(3, number, "f"), large=np.full(1200, number, "f"),
-                note=0, reward=number, terminated=number % 10 == 9, truncated=False,
-            )  # fmt: skip
+                observation=np.full(3, number, "f"),
+                large=np.full(1200, number, "f"),
+                note=0,
+                reward=number,
+                terminated=number % 10 == 9,
+                truncated=False,
+            )
         sampler = make()
         mark(buffer, sampler, range(40, 60))
         sampler.close()
@@ -138,9 +147,7 @@ def put_back(path, spare):
 
 @with_shards
 @pytest.mark.parametrize("kind", KINDS)
-def test_verify_goes_on_to_other_damage_behind_a_shard_that_is_no_file(
-    path, tmp_path, kind
-):
+def test_verify_goes_on_to_other_damage_behind_a_shard_that_is_no_file(path, tmp_path, kind):
     shards = shards_of(path)
     assert shards
     for number, each in enumerate(shards):
@@ -158,11 +165,7 @@ def test_verify_goes_on_to_other_damage_behind_a_shard_that_is_no_file(
     [
         looping,
         pipe,
-        *(
-            pytest.param(k, marks=pytest.mark.slow)
-            for k in KINDS
-            if k not in (looping, pipe)
-        ),
+        *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in (looping, pipe)),
     ],
 )
 def test_snapshots_repairs_and_openings_raise_our_own_errors(path, tmp_path, kind):

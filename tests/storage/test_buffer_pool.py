@@ -50,11 +50,7 @@ def test_the_pool_is_bounded():
     kept = [array for pool in recycler._pools.values() for array in pool]
     assert len(kept) <= MAX_SHAPES * MAX_ARRAYS
     recycler.empty((MAX_NBYTES + 1,), UINT8)
-    assert all(
-        array.nbytes <= MAX_NBYTES
-        for pool in recycler._pools.values()
-        for array in pool
-    )
+    assert all(array.nbytes <= MAX_NBYTES for pool in recycler._pools.values() for array in pool)
 
 
 def test_shapes_that_never_come_again_do_not_add_up(monkeypatch, rng):
@@ -87,9 +83,7 @@ def test_another_pool_may_serve_a_thread():
         held = [asked.empty((8,), UINT8) for _ in range(3)]
         assert other.nbytes == 2 * 8
         elsewhere = []
-        thread = threading.Thread(
-            target=lambda: elsewhere.append(asked.empty((8,), UINT8))
-        )
+        thread = threading.Thread(target=lambda: elsewhere.append(asked.empty((8,), UINT8)))
         thread.start()
         thread.join()
     assert made == [(8,)] * 3

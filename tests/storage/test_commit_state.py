@@ -105,9 +105,7 @@ def test_sequences_grow_over_both_kinds_and_reopening(folder, writer):
     again.close()
 
 
-def test_a_durable_record_that_gives_up_more_repeats_the_committed_heads(
-    folder, writer
-):
+def test_a_durable_record_that_gives_up_more_repeats_the_committed_heads(folder, writer):
     writer.commit(heads_of(3), heads_of(1))
     publish(writer, 20)
     writer.give_up(heads_of(40))
@@ -150,9 +148,7 @@ class TearingDisk(Disk):
 
 
 @pytest.mark.parametrize("nbytes", [0, 8, 17, 24, 100, 129, 150, 4000, 4093, 4095])
-def test_a_kill_in_the_middle_of_a_store_leaves_the_other_slot(
-    folder, writer, reader, nbytes
-):
+def test_a_kill_in_the_middle_of_a_store_leaves_the_other_slot(folder, writer, reader, nbytes):
     for number in (6, 7):
         publish(writer, number)
     reader.refresh()
@@ -177,9 +173,7 @@ def test_a_reader_never_goes_back(folder, writer, reader):
         publish(writer, number)
     reader.refresh()
     status = (folder / "COMMIT").stat()
-    old = record_of(
-        [2, 102], sequence=2, epoch=9, device=status.st_dev, inode=status.st_ino
-    )
+    old = record_of([2, 102], sequence=2, epoch=9, device=status.st_dev, inode=status.st_ino)
     for slot in LIVE:
         damage(folder, slot, 0, old.encode())
     assert not reader.refresh()
@@ -249,9 +243,7 @@ def test_a_ring_in_ram_keeps_what_was_published():
 
 
 @pytest.mark.parametrize("kind", ["btrfs", "zfs", "bcachefs"])
-def test_where_no_space_can_be_reserved_live_slots_are_written(
-    tmp_path, monkeypatch, kind
-):
+def test_where_no_space_can_be_reserved_live_slots_are_written(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(recovery, "file_system", lambda path: kind)
     with using(WatchedDisk()) as disk:
         buffer = mr.ReplayBuffer.create(
@@ -279,9 +271,7 @@ def test_where_no_space_can_be_reserved_live_slots_are_written(
 
 def test_a_full_disk_at_the_first_live_slot_is_an_error_of_the_open(tmp_path):
     # A copy that shares its blocks with the original takes new ones when written.
-    mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
-    ).close()
+    mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2, autoreset="disabled").close()
     full = OSError(errno.ENOSPC, "No space left on device")
     with using(WatchedDisk()) as disk:
         mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None).close()

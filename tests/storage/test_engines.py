@@ -10,9 +10,7 @@ def test_every_engine_on_a_disk_has_a_store():
     assert tuple(STORES) == ON_DISK
 
 
-def test_whatever_makes_or_opens_a_buffer_takes_the_store_of_the_table(
-    tmp_path, monkeypatch
-):
+def test_whatever_makes_or_opens_a_buffer_takes_the_store_of_the_table(tmp_path, monkeypatch):
     calls = []
 
     class NotedStore(MemmapStore):

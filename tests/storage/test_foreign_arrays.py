@@ -48,9 +48,21 @@ def test_every_codec_of_version_3_is_read(tmp_path, rng, name, shards):
 
 
 DTYPES = [
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64", ">i4", ">f8",
-]  # fmt: skip
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    ">i4",
+    ">f8",
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,11 +78,7 @@ def test_every_dtype_is_read_in_either_byte_order(tmp_path, rng, dtype, version)
 
 @pytest.mark.parametrize(
     "filters",
-    [
-        numcodecs.Delta("<i4"),
-        numcodecs.Shuffle(4),
-        numcodecs.FixedScaleOffset(0, 1, "<i4", "<i2"),
-    ],
+    [numcodecs.Delta("<i4"), numcodecs.Shuffle(4), numcodecs.FixedScaleOffset(0, 1, "<i4", "<i2")],
     ids=lambda codec: codec.codec_id,
 )
 def test_filters_of_version_2_are_undone(tmp_path, rng, filters):
@@ -86,19 +94,12 @@ def test_transposed_shards_with_their_index_at_either_end_are_read(tmp_path, rng
         zarr.codecs.BytesCodec(),
         zarr.codecs.ZstdCodec(),
     ]
-    codec = zarr.codecs.ShardingCodec(
-        chunk_shape=(5, 4, 3, 2), codecs=inner, index_location=end
-    )
-    check(
-        tmp_path / "g", rng, data, 3, chunks=(20, 4, 6, 2), serializer=codec,
-        compressors=None,
-    )  # fmt: skip
+    codec = zarr.codecs.ShardingCodec(chunk_shape=(5, 4, 3, 2), codecs=inner, index_location=end)
+    check(tmp_path / "g", rng, data, 3, chunks=(20, 4, 6, 2), serializer=codec, compressors=None)
 
 
 @settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_any_shape_in_any_chunks_and_shards_is_read(tmp_path, data):
@@ -117,9 +118,7 @@ def test_any_shape_in_any_chunks_and_shards_is_read(tmp_path, data):
 
 @pytest.mark.parametrize("separator", [".", "/"])
 @pytest.mark.parametrize("version", [2, 3])
-def test_names_of_chunks_with_either_separator_are_found(
-    tmp_path, rng, separator, version
-):
+def test_names_of_chunks_with_either_separator_are_found(tmp_path, rng, separator, version):
     name = "v2" if version == 2 else "default"
     key = {"name": name, "separator": separator}
     data = values(rng, "int16", (30, 4))
@@ -130,9 +129,7 @@ def test_names_of_chunks_with_either_separator_are_found(
 @pytest.mark.parametrize("version", [2, 3])
 def test_what_no_chunk_holds_is_the_fill_value(tmp_path, rng, fill, version):
     group = zarr.open_group(tmp_path / "g", mode="w", zarr_format=version)
-    array = group.create_array(
-        "a", shape=(40, 3), chunks=(10, 3), dtype="float32", fill_value=fill
-    )
+    array = group.create_array("a", shape=(40, 3), chunks=(10, 3), dtype="float32", fill_value=fill)
     array[10:20] = 1
     wanted = np.full((40, 3), fill, "float32")
     wanted[10:20] = 1
@@ -155,9 +152,7 @@ def test_a_chunk_is_decoded_once_while_it_is_cached(tmp_path, rng, monkeypatch):
     asked = []
     fetch = blobs.fetch
     monkeypatch.setattr(
-        blobs,
-        "fetch",
-        lambda wanted, limit: asked.append(wanted) or fetch(wanted, limit),
+        blobs, "fetch", lambda wanted, limit: asked.append(wanted) or fetch(wanted, limit)
     )
     out = np.empty((40, 3), "float32")
     for _ in range(3):
@@ -184,9 +179,7 @@ def test_fetches_are_bounded_by_their_bytes(tmp_path, rng, monkeypatch):
     blobs = FolderBlobs(tmp_path / "g")
     limit = []
     fetch = blobs.fetch
-    monkeypatch.setattr(
-        blobs, "fetch", lambda w, m: limit.append(len(w)) or fetch(w, m)
-    )
+    monkeypatch.setattr(blobs, "fetch", lambda w, m: limit.append(len(w)) or fetch(w, m))
     array = hierarchy.read(blobs).array("a")
     out = np.empty((100, 5))
     arrays.ChunkedReader(blobs).take(array, [np.arange(100)], out)
@@ -212,10 +205,7 @@ def test_a_chunk_that_says_it_is_larger_is_refused_before_it_is_unpacked(tmp_pat
 
 def test_a_shard_whose_index_is_damaged_is_named(tmp_path, rng):
     data = values(rng, "int32", (40, 3))
-    put(
-        zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(5, 3),
-        shards=(20, 3),
-    )  # fmt: skip
+    put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(5, 3), shards=(20, 3))
     path = tmp_path / "g/a/c/1/0"
     held = bytearray(path.read_bytes())
     held[-9] ^= 1

@@ -13,17 +13,17 @@ from mmreplay.storage.foreign_zarr.hierarchy import MAX_JSON_DEPTH, parse
 from tests.storage.zarr_groups import put
 
 ODD = {
-    "nan": float("nan"), "inf": [float("inf"), -float("inf")], "long": 10**30,
+    "nan": float("nan"),
+    "inf": [float("inf"), -float("inf")],
+    "long": 10**30,
     "deep": json.loads("[" * 40 + "]" * 40),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("consolidated", [True, False])
-def test_attributes_that_nobody_needs_refuse_no_group(
-    tmp_path, rng, version, name, consolidated
-):
+def test_attributes_that_nobody_needs_refuse_no_group(tmp_path, rng, version, name, consolidated):
     data = rng.random((30, 3))
     made = zarr.open_group(tmp_path / "g", mode="w", zarr_format=version)
     put(made, "obs", data).attrs["odd"] = ODD[name]
@@ -59,9 +59,7 @@ def test_what_nests_too_deep_is_refused(depth):
 
 
 def test_a_number_of_a_million_digits_takes_no_time():
-    found = parse(
-        b'{"a": ' + b"9" * 1_000_000 + b', "b": -12345678901234567890123}', ""
-    )
+    found = parse(b'{"a": ' + b"9" * 1_000_000 + b', "b": -12345678901234567890123}', "")
     assert found == {"a": float("inf"), "b": -12345678901234567890123.0}
 
 

@@ -29,9 +29,7 @@ class TestReadStore(StoreContract):
         return self.open(ring, schema, tmp_path)
 
     def open(self, ring, schema, tmp_path):
-        return MemmapStore.open_rows(
-            tmp_path, ring, schema, writable=True, policy=PREAD
-        )
+        return MemmapStore.open_rows(tmp_path, ring, schema, writable=True, policy=PREAD)
 
     def test_nothing_is_mapped(self, store):
         assert not store.maps
@@ -40,9 +38,7 @@ class TestReadStore(StoreContract):
 
     def test_checksums_are_those_of_a_mapping(self, store, ring, tmp_path, rng):
         rows = np.arange(ring.num_rows)
-        store.write(
-            [(0, 0, len(rows))], self.columns(len(rows), rng), rows.astype("u1")
-        )
+        store.write([(0, 0, len(rows))], self.columns(len(rows), rng), rows.astype("u1"))
         mapped = MemmapStore.open_rows(tmp_path, ring, SCHEMA, writable=False)
         for env_id in range(ring.num_envs):
             for block in range(ring.num_blocks):
@@ -271,9 +267,7 @@ def test_a_closed_file_is_reported_where_it_is_read(long_rows, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_mapping_outlives_the_file_that_was_closed(
-    long_rows, monkeypatch, tmp_path, when
-):
+def test_a_mapping_outlives_the_file_that_was_closed(long_rows, monkeypatch, tmp_path, when):
     """Or whose number was given to another one while it was read."""
     rows, values = long_rows
     lacking(rows.pages, monkeypatch, missing=True)
@@ -335,9 +329,7 @@ def test_who_is_not_to_look_maps(long_rows, monkeypatch, advise):
     assert (asked > 0) == bool(ranges) == (advise == "always")
 
 
-def test_records_of_a_page_and_more_are_read_where_pages_were_missing(
-    tmp_path, monkeypatch, rng
-):
+def test_records_of_a_page_and_more_are_read_where_pages_were_missing(tmp_path, monkeypatch, rng):
     """Of a scan, which else copies each field apart out of the mapping."""
     fields = {f"f{k}": mr.Field((900,), "float32") for k in range(2)}
     schema, count = mr.Schema(fields), 1100

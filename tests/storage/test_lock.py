@@ -17,9 +17,7 @@ from tests.format.support import fill, schema_of, step_of
 
 @pytest.fixture
 def folder(tmp_path):
-    mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
-    ).close()
+    mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2, autoreset="disabled").close()
     return tmp_path / "b"
 
 
@@ -52,9 +50,7 @@ def test_a_second_writer_of_the_same_process_is_refused(folder):
 
 
 @pytest.mark.parametrize("make_again", [False, True])
-def test_a_lock_is_refused_whose_file_another_process_removes(
-    folder, monkeypatch, make_again
-):
+def test_a_lock_is_refused_whose_file_another_process_removes(folder, monkeypatch, make_again):
     """Otherwise another process would make a new file, and lock that one as well."""
     path, aside = folder / lock.FILE_NAME, folder / "elsewhere"
     take = Disk.lock
@@ -146,9 +142,7 @@ def test_a_lock_on_another_disk_with_the_same_inode_is_another(folder, monkeypat
 
 def test_a_network_file_system_is_written_only_where_allowed(folder, monkeypatch):
     monkeypatch.setattr(lock, "file_system", lambda path: "nfs4")
-    with pytest.raises(
-        FailedError, match=r"network file system \(nfs4\).*allow_network"
-    ):
+    with pytest.raises(FailedError, match=r"network file system \(nfs4\).*allow_network"):
         mr.ReplayBuffer.open(folder, "r+")
     mr.ReplayBuffer.open(folder).close()
     mr.ReplayBuffer.open(folder, "r+", allow_network=True).close()

@@ -15,12 +15,7 @@ from mmreplay.errors import FailedError, FullError
 from mmreplay.ring import Ring
 from mmreplay.storage import write_path
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.write_path import (
-    LEAST_NBYTES,
-    SHORT_NBYTES,
-    WARM_CALLS,
-    MappedWriter,
-)
+from mmreplay.storage.write_path import LEAST_NBYTES, SHORT_NBYTES, WARM_CALLS, MappedWriter
 from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 
 SCHEMA = mr.Schema(
@@ -134,9 +129,7 @@ def test_pages_that_cannot_be_had_are_written(tmp_path, rng, stores, number):
     with using(Refusing()) as disk:
         store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
     assert disk.calls["store"] == 0
-    assert np.array_equal(
-        store.gather(np.arange(1000), ["wide"])["wide"], values["wide"]
-    )
+    assert np.array_equal(store.gather(np.arange(1000), ["wide"])["wide"], values["wide"])
     store.close()
 
 
@@ -208,9 +201,7 @@ def test_pages_are_looked_for_in_memory(tmp_path, stores):
     file.close()
 
 
-def test_a_first_lap_is_stored_into_a_sixteenth_of_free_memory(
-    tmp_path, stores, monkeypatch
-):
+def test_a_first_lap_is_stored_into_a_sixteenth_of_free_memory(tmp_path, stores, monkeypatch):
     blocks = 20
     file = File.create(tmp_path / "a", 4 * blocks * LEAST_NBYTES)
     file.allocate(0, file.nbytes)
@@ -336,9 +327,7 @@ def test_a_step_outside_the_prepared_range_is_prepared_itself(tmp_path, stores, 
     ("step_nbytes", "expected"),
     [(8, 64 << 10), (168, 64 << 10), (1024, 192 << 10), (4096, 256 << 10)],
 )
-def test_long_steps_are_asked_for_further_ahead(
-    tmp_path, stores, step_nbytes, expected
-):
+def test_long_steps_are_asked_for_further_ahead(tmp_path, stores, step_nbytes, expected):
     asked = []
 
     class Asked(WatchedDisk):
@@ -402,18 +391,11 @@ def advised_pages(path):
 @pytest.mark.parametrize(
     ("num_envs", "layout"), [(1, "env_major"), (3, "time_major"), (3, "env_major")]
 )
-def test_large_pages_are_for_rows_that_follow_each_other(
-    tmp_path, stores, num_envs, layout
-):
+def test_large_pages_are_for_rows_that_follow_each_other(tmp_path, stores, num_envs, layout):
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("this kernel has no large pages")
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "a",
-        SCHEMA,
-        90_000,
-        num_envs=num_envs,
-        layout=layout,
-        autoreset="disabled",
+        tmp_path / "a", SCHEMA, 90_000, num_envs=num_envs, layout=layout, autoreset="disabled"
     )
     steps = {
         path: np.ones((9000, num_envs, *field.shape), field.numpy)

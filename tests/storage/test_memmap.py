@@ -63,9 +63,7 @@ class TestMemmapStore(StoreContract):
         store.close()
 
     @pytest.mark.parametrize("env_id", [0, 1, 2])
-    def test_any_environment_of_a_time_major_ring_has_its_space_reserved(
-        self, tmp_path, env_id
-    ):
+    def test_any_environment_of_a_time_major_ring_has_its_space_reserved(self, tmp_path, env_id):
         ring = Ring.sized(4000, 3, "time_major")
         store = MemmapStore.create_rows(tmp_path, ring, SCHEMA)
         none = np.zeros(3, np.int64)
@@ -90,8 +88,7 @@ class TestMemmapStore(StoreContract):
         reader = MemmapStore.open_rows(tmp_path, ring, SCHEMA, writable=False)
         columns = self.columns(1, np.random.default_rng(0))
         with pytest.raises(
-            FailedError,
-            match=r"cannot write .*/flags\.bin: it was opened for reading\. ",
+            FailedError, match=r"cannot write .*/flags\.bin: it was opened for reading\. "
         ):
             reader.write([(0, 0, 1)], columns, np.ones(1, "u1"))
         with pytest.raises(FailedError, match=r"sums\.bin: it was opened for reading"):
@@ -121,9 +118,7 @@ class TestMemmapStore(StoreContract):
         for at in range(disk.calls["pwrite"]):
             with (
                 using(FaultyDisk(fault, at=at, names=("pwrite",))),
-                pytest.raises(
-                    error, match=rf"cannot write {store_folder(store)}.*{message}"
-                ),
+                pytest.raises(error, match=rf"cannot write {store_folder(store)}.*{message}"),
             ):
                 store.write([(5, 0, 2)], columns, flags)
 
@@ -169,9 +164,7 @@ def store_folder(store):
     ],
 )
 @pytest.mark.parametrize("writable", [False, True])
-def test_files_that_are_not_what_they_should_be(
-    tmp_path, damage, error, message, writable
-):
+def test_files_that_are_not_what_they_should_be(tmp_path, damage, error, message, writable):
     ring = Ring.sized(9, 2)
     MemmapStore.create_rows(tmp_path, ring, SCHEMA).close()
     path = tmp_path / "flags.bin"

@@ -21,9 +21,16 @@ NUM_ENVS = 48
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("shards") / "b"
     with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, NUM_ENVS, layout="env_major", engine="zarr", codec="zstd",
-        commit_every=None, autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        path,
+        SCHEMA,
+        64,
+        NUM_ENVS,
+        layout="env_major",
+        engine="zarr",
+        codec="zstd",
+        commit_every=None,
+        autoreset="disabled",
+    ) as buffer:
         for _ in range(3):
             extend(buffer, 41)
     assert len(list(path.rglob("c.*"))) > 400

@@ -14,13 +14,7 @@ from mmreplay.errors import FullError
 from mmreplay.ring import Ring
 from mmreplay.storage import write_path
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.write_path import (
-    LOOK_NBYTES,
-    LOOKS,
-    RESTS,
-    MappedWriter,
-    PartialPageFiller,
-)
+from mmreplay.storage.write_path import LOOK_NBYTES, LOOKS, RESTS, MappedWriter, PartialPageFiller
 from mmreplay.storage.zarr.sealing import Sealing
 from mmreplay.testing.disks import FaultyDisk, WatchedDisk, using
 from mmreplay.verify import verify_buffer
@@ -328,9 +322,7 @@ def test_small_rows_are_stored_where_their_pages_were_missing(tmp_path, monkeypa
         got = buffer.get_field("obs", np.zeros(5000, np.int64), positions)
         assert (got == np.arange(1, 5001)[:, None]).all()
         tail = int(buffer.span.first[0])
-        old = buffer.get_field(
-            "obs", np.zeros(100, np.int64), np.arange(tail, tail + 100)
-        )
+        old = buffer.get_field("obs", np.zeros(100, np.int64), np.arange(tail, tail + 100))
         assert (old == 1).all()
     assert verify_buffer(tmp_path / "b").ok
 
@@ -355,9 +347,7 @@ def way(tmp_path, monkeypatch):
     file = File.create(tmp_path / "a", 1 << 20)
     way, looked = MappedWriter(file), []
     way.write(memoryview(bytes(5 * PAGE - 10)), 0)
-    monkeypatch.setattr(
-        way, "_in_memory", lambda *at: looked.append(at) or len(looked) > 1
-    )
+    monkeypatch.setattr(way, "_in_memory", lambda *at: looked.append(at) or len(looked) > 1)
     yield way, looked
     file.close()
 
@@ -434,9 +424,7 @@ def test_a_disk_that_takes_no_page_refuses_the_row(tmp_path, missing):
         assert int(buffer.span.stop[0]) == head + 1
 
 
-def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(
-    tmp_path, monkeypatch
-):
+def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(tmp_path, monkeypatch):
     schema = mr.Schema({"obs": mr.Field((3,), "float32")})
     know, struck = Appender._set_published, []
 
@@ -447,10 +435,7 @@ def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(
         struck.append(limits)
         know(self, heads, limits, tails)
 
-    with (
-        scarce(),
-        mr.ReplayBuffer.create(tmp_path / "b", schema, 200) as buffer,
-    ):
+    with scarce(), mr.ReplayBuffer.create(tmp_path / "b", schema, 200) as buffer:
         monkeypatch.setattr(Appender, "_set_published", strike)
         value = 0
         while value < 5 * buffer.slots:
@@ -469,9 +454,7 @@ def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(
     assert verify_buffer(tmp_path / "b").ok
 
 
-def test_rows_that_a_shard_gives_back_leave_those_after_them(
-    tmp_path, missing, monkeypatch
-):
+def test_rows_that_a_shard_gives_back_leave_those_after_them(tmp_path, missing, monkeypatch):
     """Those are in the tail, where a writer died before they were sealed."""
     schema, seal = mr.Schema({"obs": mr.Field((6,), "float32")}), Sealing._seal
 
@@ -496,9 +479,7 @@ def test_rows_that_a_shard_gives_back_leave_those_after_them(
             tail, head = int(buffer.span.first[0]), int(buffer.span.stop[0])
             if head > 1380:
                 positions = np.arange(tail, head)
-                got = buffer.get_field(
-                    "obs", np.zeros(head - tail, np.int64), positions
-                )
+                got = buffer.get_field("obs", np.zeros(head - tail, np.int64), positions)
                 assert (got == positions[:, None]).all()
         buffer.commit()
         assert verify_buffer(tmp_path / "b").ok

@@ -12,13 +12,7 @@ from mmreplay.disk.files import AHEAD_NBYTES, File
 from mmreplay.errors import FailedError
 from mmreplay.storage import read_ahead
 from mmreplay.storage import read_ahead as module
-from mmreplay.storage.read_ahead import (
-    COLD_CALLS,
-    LOOK_NBYTES,
-    SAMPLED_ROWS,
-    WARM_CALLS,
-    Pages,
-)
+from mmreplay.storage.read_ahead import COLD_CALLS, LOOK_NBYTES, SAMPLED_ROWS, WARM_CALLS, Pages
 
 ROW = 3 * 4096 + 100
 
@@ -49,9 +43,7 @@ def pages_of(rows, row_nbytes=ROW):
 
 
 @pytest.mark.parametrize("row_nbytes", [7, 4096, ROW])
-def test_what_is_asked_for_is_sorted_whole_and_asked_for_once(
-    file, monkeypatch, rng, row_nbytes
-):
+def test_what_is_asked_for_is_sorted_whole_and_asked_for_once(file, monkeypatch, rng, row_nbytes):
     found = asked(file, monkeypatch)
     pages = Pages(file, row_nbytes, "always")
     for size in (1, 5, 100):
@@ -133,9 +125,7 @@ def test_what_was_asked_for_when_drawn_tells_of_itself_alone(file, monkeypatch):
     assert left[-1] == 0
 
 
-def test_the_rest_of_a_gather_is_asked_for_once_some_of_it_was_missing(
-    file, monkeypatch
-):
+def test_the_rest_of_a_gather_is_asked_for_once_some_of_it_was_missing(file, monkeypatch):
     asked(file, monkeypatch)
     pages, there = Pages(file, 100), set(range(100))
     monkeypatch.setattr(pages, "holds", lambda offset: offset // 4096 in there)
@@ -200,9 +190,7 @@ def test_a_look_tells_what_is_there(file):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_file_system_that_cannot_tell_is_looked_at_through_the_mapping(
-    file, monkeypatch, mapped
-):
+def test_a_file_system_that_cannot_tell_is_looked_at_through_the_mapping(file, monkeypatch, mapped):
     def refuse(*_):
         raise OSError(errno.EOPNOTSUPP, "no")
 

@@ -38,10 +38,7 @@ class DataFolder:
 
     def write(self, *slots):
         """Put records, raw bytes or None for blank into D0, D1, L0, L1."""
-        parts = [
-            s.encode() if isinstance(s, commit.Record) else s or bytes(4096)
-            for s in slots
-        ]
+        parts = [s.encode() if isinstance(s, commit.Record) else s or bytes(4096) for s in slots]
         # In place: a new file would be another inode.
         with open(self.path, "r+b") as file:
             file.write(b"".join(parts))
@@ -99,10 +96,7 @@ def test_the_newest_epoch_wins_over_a_higher_sequence(data_folder):
 
 
 def test_within_an_epoch_the_higher_sequence_wins(data_folder):
-    low, high = (
-        data_folder.record([4, 4], sequence=5),
-        data_folder.record([3, 3], sequence=6),
-    )
+    low, high = (data_folder.record([4, 4], sequence=5), data_folder.record([3, 3], sequence=6))
     for slots in ([low, high, None, None], [high, low, None, None]):
         assert data_folder.write(*slots).reader()[0][0] == [3, 3]
     for slots in ([None, low, low, high], [low, None, high, low]):
@@ -273,9 +267,7 @@ def test_a_crash_at_any_call_of_a_writable_open_changes_no_decision(data_folder)
         assert data_folder.writer()[0] == EXPECTED, at
 
 
-def test_a_power_cut_at_any_call_of_a_writable_open_loses_no_commit(
-    data_folder, monkeypatch
-):
+def test_a_power_cut_at_any_call_of_a_writable_open_loses_no_commit(data_folder, monkeypatch):
     for at in range(calls_of_an_open(data_folder)):
         crafted(data_folder)
         with using(FaultyDisk(KeyboardInterrupt(), at)), pytest.raises(BaseException):  # noqa: B017, PT011
@@ -288,9 +280,7 @@ def test_a_power_cut_at_any_call_of_a_writable_open_loses_no_commit(
 
 @pytest.mark.parametrize("newest", [0, 1])
 def test_the_first_durable_write_spares_the_newest_slot(data_folder, newest):
-    slots = [
-        data_folder.record([5, 5], sequence=2 + (slot == newest)) for slot in (0, 1)
-    ]
+    slots = [data_folder.record([5, 5], sequence=2 + (slot == newest)) for slot in (0, 1)]
     data_folder.write(*slots, None, None)
     newest_before = data_folder.path.read_bytes()[4096 * newest :][:4096]
     disk = FaultyDisk(KeyboardInterrupt(), 4, names=("pwrite",))
@@ -320,15 +310,11 @@ class DamagedReads:
         part = self.looks.to_bytes(4, "little", signed=True)
         live = [record.encode()[:200] + part for record in self.undamaged]
         live = [data.ljust(4096, b"x") for data in live]
-        self.data_folder.write(
-            self.durable, None, *(live if self.looks else self.undamaged)
-        )
+        self.data_folder.write(self.durable, None, *(live if self.looks else self.undamaged))
         return self.pread(file, nbytes, offset)
 
 
-def test_a_reader_reads_again_while_both_live_slots_are_being_stored(
-    data_folder, monkeypatch
-):
+def test_a_reader_reads_again_while_both_live_slots_are_being_stored(data_folder, monkeypatch):
     reads = DamagedReads(data_folder, looks=4)
     monkeypatch.setattr(files.File, "pread", lambda *args: reads(*args))
     found, report = data_folder.reader()
@@ -368,10 +354,7 @@ def test_a_writer_killed_at_its_very_first_store_starves_nobody(data_folder):
 
 def test_heads_that_no_integer_could_go_on_from_are_void(data_folder):
     data_folder.write(
-        data_folder.record([4, 4]),
-        data_folder.record([2**62, 4], sequence=2),
-        None,
-        None,
+        data_folder.record([4, 4]), data_folder.record([2**62, 4], sequence=2), None, None
     )
     assert data_folder.reader()[0] == ([4, 4], [4, 4], [0, 0])
     assert np.array_equal(data_folder.writer()[1].heads, [4, 4])

@@ -83,9 +83,7 @@ def test_our_buffers_are_read_from_their_shards(tmp_path, rng, bucket, complete)
         assert values.tobytes() == wanted[name].tobytes(), name
 
 
-def test_a_remote_group_converts_and_is_shown_by_the_command_line(
-    tmp_path, rng, bucket, capsys
-):
+def test_a_remote_group_converts_and_is_shown_by_the_command_line(tmp_path, rng, bucket, capsys):
     from mmreplay.cli.run import run
 
     held = policy_store(tmp_path / "a", rng)
@@ -126,9 +124,8 @@ def test_workers_that_are_spawned_read_the_bucket(tmp_path, rng, bucket):
     dataset = mr.ReplayDataset(bucket(tmp_path / "a", "workers"))
     draws = dataset.draws(mr.UniformSampler(seed=0), 8, num_batches=2)
     loader = DataLoader(
-        dataset, sampler=draws, batch_size=None, num_workers=1,
-        multiprocessing_context="spawn",
-    )  # fmt: skip
+        dataset, sampler=draws, batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
     for batch in loader:
         assert np.array_equal(batch["img"].numpy(), held["img"][batch.positions])
 
@@ -176,10 +173,12 @@ def test_chunks_that_lie_together_are_one_request(tmp_path, rng, bucket, monkeyp
     asked = []
     get = remote.RemoteBlobs._get
     monkeypatch.setattr(
-        remote.RemoteBlobs, "_get",
-        lambda self, module, extent, limit: asked.append(extent)
-        or get(self, module, extent, limit),
-    )  # fmt: skip
+        remote.RemoteBlobs,
+        "_get",
+        lambda self, module, extent, limit: (
+            asked.append(extent) or get(self, module, extent, limit)
+        ),
+    )
     with mr.ReplayBuffer.open(bucket(tmp_path / "a", "joined")) as buffer:
         asked.clear()
         assert np.array_equal(buffer.gather_all()["obs"], data)
@@ -207,8 +206,7 @@ def test_a_truncated_object_is_named(tmp_path, rng, bucket):
     with (
         mr.ReplayBuffer.open(url) as buffer,
         pytest.raises(
-            (CorruptError, FailedError),
-            match=r"cut.*obs.* 260 bytes, but needs at least 285",
+            (CorruptError, FailedError), match=r"cut.*obs.* 260 bytes, but needs at least 285"
         ),
     ):
         buffer.take(0, [40])
@@ -217,14 +215,10 @@ def test_a_truncated_object_is_named(tmp_path, rng, bucket):
 def test_an_object_that_is_larger_than_its_chunk_is_refused(tmp_path, rng, bucket):
     policy_store(tmp_path / "a", rng)
     url = bucket(tmp_path / "a", "large")
-    bucket.client.put_object(
-        Bucket=BUCKET, Key="large/data/img/3.0.0.0", Body=bytes(1 << 20)
-    )
+    bucket.client.put_object(Bucket=BUCKET, Key="large/data/img/3.0.0.0", Body=bytes(1 << 20))
     with (
         mr.ReplayBuffer.open(url) as buffer,
-        pytest.raises(
-            FormatError, match=r"has 1048576 bytes, but its array allows at most"
-        ),
+        pytest.raises(FormatError, match=r"has 1048576 bytes, but its array allows at most"),
     ):
         buffer.gather_all()
 
@@ -235,9 +229,7 @@ def test_an_archive_without_a_group_is_reported(bucket):
 
 
 def test_a_missing_bucket_is_reported(bucket):
-    with pytest.raises(
-        FormatError, match=r"there is no bucket 'not-there' .* Check its name"
-    ):
+    with pytest.raises(FormatError, match=r"there is no bucket 'not-there' .* Check its name"):
         mr.ReplayBuffer.open("s3://not-there/a")
 
 

@@ -15,12 +15,7 @@ from mmreplay.errors import CorruptError
 from mmreplay.storage import read_ahead
 from mmreplay.storage.read_ahead import COLD_CALLS
 from mmreplay.storage.zarr import shards
-from mmreplay.storage.zarr.shards import (
-    AHEAD_NBYTES,
-    GAP_NBYTES,
-    ChunkPages,
-    ChunksAhead,
-)
+from mmreplay.storage.zarr.shards import AHEAD_NBYTES, GAP_NBYTES, ChunkPages, ChunksAhead
 from mmreplay.testing.disks import QuickDisk, using
 
 SHAPE = (64, 80, 4)
@@ -35,9 +30,7 @@ def made(tmp_path, rng):
     pixels = rng.integers(0, 9, (ROWS, *SHAPE)).astype(np.uint8)
     with (
         using(QuickDisk()),
-        mr.ReplayBuffer.create(
-            path, SCHEMA, ROWS, engine="zarr", codec="zstd"
-        ) as buffer,
+        mr.ReplayBuffer.create(path, SCHEMA, ROWS, engine="zarr", codec="zstd") as buffer,
     ):
         buffer.extend(pixels=pixels, n=np.arange(ROWS))
     return path, pixels
@@ -50,9 +43,7 @@ def test_two_threads_unpack_what_one_does(made, rng, monkeypatch):
         started = []
         begin = process._thread.start_new_thread
         monkeypatch.setattr(
-            process._thread,
-            "start_new_thread",
-            lambda *args: started.append(args) or begin(*args),
+            process._thread, "start_new_thread", lambda *args: started.append(args) or begin(*args)
         )
         for count in (1, 15, 16, 101):
             some = positions[:count]
@@ -198,9 +189,7 @@ def test_chunks_asked_for_when_drawn_tell_of_themselves_alone():
             assert ahead.ask(rows + 1, extents) == 500
 
 
-def test_rows_that_go_back_to_the_tail_are_asked_for_before_they_are_read(
-    tmp_path, monkeypatch
-):
+def test_rows_that_go_back_to_the_tail_are_asked_for_before_they_are_read(tmp_path, monkeypatch):
     """All of a place is read by the first add after it was sealed half full."""
     schema = mr.Schema({"pixels": mr.Field(SHAPE, "uint8")})
     made = {"engine": "zarr"}

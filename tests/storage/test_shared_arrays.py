@@ -71,10 +71,19 @@ def test_what_does_not_follow_each_other_is_not_joined():
         (one,), (two,) = gathered(shared, pool, counts, ((2000,), UINT8))
     assert shared.joined([one, two], "x") is not None
     for columns in (
-        [two, one], [one, one], [one, two.copy()], [one.copy(), two], [one[:3], two],
-        [one, two[1:]], [one[1:], two], [one], [two], [one[:, ::2], two],
-        [one[::-1], two], [one.copy(), one.copy()],
-    ):  # fmt: skip
+        [two, one],
+        [one, one],
+        [one, two.copy()],
+        [one.copy(), two],
+        [one[:3], two],
+        [one, two[1:]],
+        [one[1:], two],
+        [one],
+        [two],
+        [one[:, ::2], two],
+        [one[::-1], two],
+        [one.copy(), one.copy()],
+    ):
         assert shared.joined(columns, "x") is None
 
 
@@ -176,9 +185,7 @@ def test_spans_are_put_in_the_order_that_is_wanted(remembers, make_pool):
                 if not column.dtype.names:
                     column[...] = own[:, np.newaxis]
         for number, name in ((0, "x"), (0, "y"), (1, None)):
-            fields = [
-                own[number] if name is None else own[number][name] for own in columns
-            ]
+            fields = [own[number] if name is None else own[number][name] for own in columns]
             spans = [fields[column][first:stop] for column, first, stop in order]
             found = shared.joined(fields, name or "bytes", order)
             np.testing.assert_array_equal(found, np.concatenate(spans))

@@ -13,10 +13,7 @@ from tests.contracts.store import StoreContract
 def describe(ring, schema, codec="blosc-lz4"):
     """Metadata of a Zarr buffer."""
     sharding = Sharding.sized(codec, ring, schema.row_nbytes)
-    return Metadata(
-        bytes(16), "", 1, "zarr", "disabled", ring, schema, {},
-        sharding=sharding,
-    )  # fmt: skip
+    return Metadata(bytes(16), "", 1, "zarr", "disabled", ring, schema, {}, sharding=sharding)
 
 
 class TestZarrStore(StoreContract):
@@ -41,9 +38,7 @@ class TestZarrStore(StoreContract):
         expected = store.checksum(0, 0)
         asked = []
         prefetch = store.prefetch
-        store.prefetch = lambda rows, paths, now=False: asked.append(
-            (rows, list(paths))
-        )
+        store.prefetch = lambda rows, paths, now=False: asked.append((rows, list(paths)))
         assert store.checksum(0, 0) == expected
         ((rows, paths),) = asked
         (row, step, count), *_ = ring.split_at_wrap(0, 0, size)

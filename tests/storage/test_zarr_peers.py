@@ -45,9 +45,7 @@ READERS = {"tensorstore": by_tensorstore, "zarrs": by_zarrs}
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd", "none"])
 @pytest.mark.parametrize("reader", READERS)
-def test_another_reader_reads_every_field_of_a_closed_buffer(
-    tmp_path, rng, reader, codec, layout
-):
+def test_another_reader_reads_every_field_of_a_closed_buffer(tmp_path, rng, reader, codec, layout):
     wanted, path = record(tmp_path / "b", rng, layout=layout, codec=codec)
     read = READERS[reader](path)
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
@@ -72,9 +70,7 @@ def texts(path):
             "number": mr.Field((), "int64"),
         }
     )
-    with mr.ReplayBuffer.create(
-        path, schema, 60, engine="zarr", heap_bytes=8192
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema, 60, engine="zarr", heap_bytes=8192) as buffer:
         for number in range(60):
             tokens = np.arange(number % 7, dtype=np.int16)
             buffer.add(text=f"å{number}" * (number % 5), tokens=tokens, number=number)
@@ -122,12 +118,12 @@ def test_what_tensorstore_wrote_is_read(tmp_path, rng, codec):
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": f"{tmp_path}/g/obs/"},
         "metadata": {
-            "shape": [60, 5, 3], "data_type": "float64", "codecs": [sharded],
-            "chunk_grid": {
-                "name": "regular", "configuration": {"chunk_shape": [20, 5, 3]},
-            },
+            "shape": [60, 5, 3],
+            "data_type": "float64",
+            "codecs": [sharded],
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [20, 5, 3]}},
         },
-    }  # fmt: skip
+    }
     array = library.open(spec, create=True).result()
     array.write(data).result()
     with mr.ReplayBuffer.open(tmp_path / "g") as buffer:
@@ -173,9 +169,7 @@ def group_of(path, rng, version, shards):
     return [name.removeprefix("data/") for name in kinds if name != "meta/episode_ends"]
 
 
-@pytest.mark.parametrize(
-    ("version", "shards"), [(2, False), (3, False), (3, True)]
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "shards"), [(2, False), (3, False), (3, True)])
 def test_edited_groups_are_read_as_tensorstore_and_zarr_python_read_them(
     tmp_path, rng, version, shards
 ):
@@ -215,25 +209,26 @@ def test_groups_that_tensorstore_made_and_edited_are_read(tmp_path, rng, driver)
     path, rows = tmp_path / "group", 1_300
     zarr.open_group(path, mode="w", zarr_format=2 if driver == "zarr" else 3)
     held = {
-        "obs": rng.normal(size=(rows, 4, 3)), "action": rng.integers(0, 9, rows),
+        "obs": rng.normal(size=(rows, 4, 3)),
+        "action": rng.integers(0, 9, rows),
         "reward": rng.normal(size=rows).astype("f4"),
         "terminated": rng.random(rows) < 0.03,
         "pixels": rng.integers(0, 256, (rows, 8, 8), np.uint8),
-    }  # fmt: skip
+    }
     arrays = {}
     for name, data in held.items():
         place = {"driver": "file", "path": f"{path}/{name}/"}
         arrays[name] = library.open(
             {"driver": driver, "kvstore": place},
-            create=True, shape=[rows - 300, *data.shape[1:]], dtype=data.dtype,
+            create=True,
+            shape=[rows - 300, *data.shape[1:]],
+            dtype=data.dtype,
             chunk_layout=library.ChunkLayout(
                 chunk_shape=[70, *[max(1, n // 2) for n in data.shape[1:]]]
             ),
-        ).result()  # fmt: skip
+        ).result()
         arrays[name].write(data[: rows - 300]).result()
-        arrays[name] = (
-            arrays[name].resize(exclusive_max=[rows, *data.shape[1:]]).result()
-        )
+        arrays[name] = arrays[name].resize(exclusive_max=[rows, *data.shape[1:]]).result()
         arrays[name][rows - 300 :].write(data[rows - 300 :]).result()
         arrays[name][40:90].write(data[100:150]).result()
         data[40:90] = data[100:150]

@@ -130,8 +130,7 @@ def test_an_endpoint_that_is_no_url_is_refused(panicking, endpoint, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "endpoint",
-    ["http://localhost:9000", "https://[::1]:9/x/", "http://a.b-c/%20"],
+    "endpoint", ["http://localhost:9000", "https://[::1]:9/x/", "http://a.b-c/%20"]
 )
 def test_endpoints_that_are_urls_are_accepted(endpoint):
     remote._check("s3://b", "a.B_c-9", endpoint)
@@ -153,9 +152,7 @@ def test_no_codec_of_another_package_is_loaded(tmp_path, rng, monkeypatch):
     file.write_text(text.replace('"bytes"', '"another_package.codec"'))
     asked = []
     get = zarr.registry.get_codec_class
-    monkeypatch.setattr(
-        zarr.registry, "get_codec_class", lambda key: asked.append(key) or get(key)
-    )
+    monkeypatch.setattr(zarr.registry, "get_codec_class", lambda key: asked.append(key) or get(key))
     with pytest.raises(FormatError, match=r"'another_package\.codec', but must use"):
         mr.ReplayBuffer.open(tmp_path / "a.zarr")
     assert "another_package.codec" not in asked

@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[2]
 QUICK = [rule for rule in FORMAT_RULES if rule != "memory_is_bounded"]
 
 
-def test_the_sampler_keeps_the_contract_and_draws_ends_twice_as_often(
-    imported, tmp_path
-):
+def test_the_sampler_keeps_the_contract_and_draws_ends_twice_as_often(imported, tmp_path):
     kind = imported("terminal").TerminalSampler
     check_sampler(kind, tmp_path)
     with make_buffer(tmp_path / "b", ["....t..." * 3], 40) as buffer:

@@ -72,10 +72,7 @@ BROKEN = [
         "random buffer .* differs: field 'observation/o' of environment",
     ),
     (
-        replaced(
-            "def describe(self):",
-            "def describe(self):\n        self.report.doubt('ends')",
-        ),
+        replaced("def describe(self):", "def describe(self):\n        self.report.doubt('ends')"),
         "every_dtype_comes_back",
         r"has notes \(\), doubts \('ends'",
     ),
@@ -100,10 +97,7 @@ BROKEN = [
         "were exported and .* were loaded. Keep the order",
     ),
     (
-        replaced(
-            "overwrite=overwrite)\n        self._file",
-            "overwrite=True)\n        self._file",
-        ),
+        replaced("overwrite=overwrite)\n        self._file", "overwrite=True)\n        self._file"),
         "existing_targets_are_refused",
         "which exists, raised nothing. Pass overwrite to",
     ),
@@ -112,8 +106,7 @@ BROKEN = [
     (bare, "full_disks_leave_no_target", "a disk full at write 0 .* made new.jsonl"),
     (
         replaced(
-            "# nothing here may fail after this line",
-            "\n        self._append(self._first_line)",
+            "# nothing here may fail after this line", "\n        self._append(self._first_line)"
         ),
         "full_disks_leave_no_target",
         "a disk full at write 0 .* left tmp-mmreplay-new-new.jsonl. .* constructor",
@@ -165,9 +158,7 @@ def test_a_broken_format_is_refused(imported, change, rule, message, tmp_path):
 def test_values_that_look_alike_are_reported_with_their_bytes(imported, tmp_path):
     imported("jsonl")
     # Text has one NaN, so that others come back with another payload.
-    with pytest.raises(
-        ContractError, match=r"is nan \(bytes \w+\) .* with_one_nan for"
-    ):
+    with pytest.raises(ContractError, match=r"is nan \(bytes \w+\) .* with_one_nan for"):
         check_format(JSONL, tmp_path, rules=["every_dtype_comes_back"])
 
 
@@ -176,9 +167,7 @@ VALUES = "values_of_any_length_come_back"
 
 def test_a_format_that_mixes_values_up_is_refused(tmp_path):
     """The example has no fields that vary, so this is another."""
-    broken = Format(
-        "shifted", "tests.testing.shifted", "npz", (".shifted",), varies=True
-    )
+    broken = Format("shifted", "tests.testing.shifted", "npz", (".shifted",), varies=True)
     with pytest.raises(ContractError, match=f"(?s)breaks rule '{VALUES}' .*of field"):
         check_format(broken, tmp_path, rules=[VALUES])
 

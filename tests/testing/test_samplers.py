@@ -457,11 +457,7 @@ BROKEN = [
     (Impossible, ARRAYS, "probabilities are between 0.0 and 0.0"),
     (Infinite, ARRAYS, "weights are between inf and inf"),
     (Keyless, ARRAYS, "key is -1. Give an integer"),
-    (
-        Stale,
-        ARRAYS,
-        r"a view with 29 legal starts. Read view\.starts first in each draw",
-    ),
+    (Stale, ARRAYS, r"a view with 29 legal starts. Read view\.starts first in each draw"),
     (Any, LEGAL, "steps are no legal start of .*, such as position .* view.start_at"),
     (Narrow, LEGAL, "steps are not in the buffer of positions beyond 2"),
     (Lower, "draws_every_legal_start", "never drew .* legal starts, such as"),
@@ -484,11 +480,7 @@ BROKEN = [
     (Crashes, "refuses_damaged_states", "raised KeyError .*Raise mmreplay.FormatError"),
     (Closures, "copies_by_pickle", "pickle raised"),
     (CopiesAnew, "copies_by_pickle", "the original drew .*, its copy"),
-    (
-        Oldest,
-        "follows_a_writer",
-        "steps are not in the buffer of .* Read view.starts in",
-    ),
+    (Oldest, "follows_a_writer", "steps are not in the buffer of .* Read view.starts in"),
     (Resized, "follows_a_resize", "of a buffer resized to"),
     (Any, "draws_from_restricted_views", "steps are no legal start of .* within <Part"),
     (Shared, "gathers_what_it_drew", "a batch says that its steps are"),
@@ -502,11 +494,7 @@ BROKEN = [
     (Endless, "goes_through_epochs", "epoch 0 had .* batches, num_batches returned"),
     (SaysWindows, TRAITS, "drew single steps, and traits.form is 'windows of 2"),
     (of_windows(SaysSteps), TRAITS, "drew windows of 2 steps, and traits.form is 's"),
-    (
-        of_windows(SaysOtherWindows),
-        TRAITS,
-        r"first_only=\(\), and the traits say 2 and",
-    ),
+    (of_windows(SaysOtherWindows), TRAITS, r"first_only=\(\), and the traits say 2 and"),
     (SaysDistinct, TRAITS, "steps twice, and traits.distinct is True"),
     (SaysNoMemory, TRAITS, "after three draws of 2 steps it drew .* of 5"),
     (SaysNoEpochs, TRAITS, "before the first draw, and traits.ends is False"),
@@ -522,9 +510,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    ("make", "rule", "message"),
-    BROKEN,
-    ids=[f"{each[0].__name__}-{each[1]}" for each in BROKEN],
+    ("make", "rule", "message"), BROKEN, ids=[f"{each[0].__name__}-{each[1]}" for each in BROKEN]
 )
 def test_a_broken_sampler_is_refused(make, rule, message, tmp_path):
     with pytest.raises(ContractError, match=f"(?s)breaks rule '{rule}' .*{message}"):

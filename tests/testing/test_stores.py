@@ -276,11 +276,7 @@ BROKEN = [
     (on_disk(Summed), "checksums_show_changes", "1 checksums of a block that was"),
     (on_disk(Everything), "checksums_show_changes", "changed with a mutable field"),
     (on_disk(Lapless), "checksums_show_changes", r"are read as \[\(11, 0\)"),
-    (
-        on_disk(Swallows),
-        "failed_disk_calls_are_errors",
-        "nothing was raised",
-    ),
+    (on_disk(Swallows), "failed_disk_calls_are_errors", "nothing was raised"),
     (on_disk(Bare), "failed_disk_calls_are_errors", r"raised OSError \(\[Errno"),
     (hidden(), "failed_disk_calls_are_errors", "without a call of mmreplay.disk"),
 ]

@@ -75,9 +75,7 @@ class Counting(Running):
             return values + np.float32(self.greatest[0])
 
         paths = outline.pick("reward", "Counting")
-        return elementwise(
-            outline, paths, "Counting", lambda path, field: field, change
-        )
+        return elementwise(outline, paths, "Counting", lambda path, field: field, change)
 
 
 @dataclass

@@ -49,17 +49,20 @@ def test_the_score_is_of_the_last_quarter():
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        ("DQN", 450), ("SAC", 450), ("TD3", 450), ("DDPG", 450), ("PPO", 4096),
-        ("NeuroFlow", 4), ("pytorchrl DDPG", 1000),
+        ("DQN", 450),
+        ("SAC", 450),
+        ("TD3", 450),
+        ("DDPG", 450),
+        ("PPO", 4096),
+        ("NeuroFlow", 4),
+        ("pytorchrl DDPG", 1000),
     ],
-)  # fmt: skip
+)
 def test_agents_are_trained_from_all_sides(tmp_path, name, steps):
     module = curves.MODULES[curves.TASKS[name]["library"]]
     if find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
-    found = {
-        side: [curves.run(name, side, 0, steps, tmp_path)] for side in curves.SIDES
-    }
+    found = {side: [curves.run(name, side, 0, steps, tmp_path)] for side in curves.SIDES}
     for (curve,) in found.values():
         assert curve.shape[1] >= 2
         assert (np.diff(curve[0]) >= 0).all()

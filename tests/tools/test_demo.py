@@ -29,9 +29,7 @@ def written(path, steps=40):
         }
         for _ in range(steps)
     ]
-    with mr.ReplayBuffer.create(
-        path, schema, 100, play.NUM_ENVS, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema, 100, play.NUM_ENVS, autoreset="disabled") as buffer:
         for row in rows:
             buffer.add(row)
     positions = np.arange(steps)[:, None] + np.zeros(play.NUM_ENVS, np.int64)

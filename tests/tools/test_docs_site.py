@@ -32,9 +32,7 @@ def test_the_reference_shows_every_public_name_once():
 
 def test_a_public_name_of_an_unknown_module_is_refused(monkeypatch):
     monkeypatch.delitem(docs_site.REFERENCE, "errors")
-    with pytest.raises(
-        LookupError, match=r"mmreplay\.\w+ must be on one page .* got 0\."
-    ):
+    with pytest.raises(LookupError, match=r"mmreplay\.\w+ must be on one page .* got 0\."):
         docs_site.reference_pages()
 
 
@@ -61,7 +59,7 @@ def test_files_that_the_configuration_names_are_there():
         ("a.html", '<a href="https://a.net">a</a><script src="b.js"></script>', []),
         ("a.css", "x { src: url(../b.woff); y: url(data:image/png;base64,aa) }", []),
     ],
-)  # fmt: skip
+)
 def test_what_a_page_loads_from_elsewhere_is_found(name, text, loads, tmp_path):
     (tmp_path / name).write_text(text)
     found = [address for _, address in docs_site.external_loads(tmp_path)]
@@ -76,8 +74,11 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     site = tmp_path / "site"
     done = subprocess.run(
         [sys.executable, "-m", "tools.docs_site", str(site)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == f"{site / 'index.html'}\n"
     page = (site / "reference" / "buffer.html").read_text()

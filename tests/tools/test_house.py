@@ -34,11 +34,7 @@ def test_a_string_that_is_used_is_code():
 def test_files_and_lines_are_counted_by_folder():
     sources = {"p/a.py": MODULE, "p/b.py": "x = 1\n", "p/q/c.py": "\n"}
     lines = [line.split() for line in house.tree(sources)]
-    assert lines[1:] == [
-        ["p/", "2", "13", "6"],
-        ["p/q/", "1", "1", "0"],
-        ["all", "3", "14", "6"],
-    ]
+    assert lines[1:] == [["p/", "2", "13", "6"], ["p/q/", "1", "1", "0"], ["all", "3", "14", "6"]]
     assert ["a.py", "12", "5"] in [line.split() for line in house.tree(sources, True)]
 
 
@@ -115,9 +111,7 @@ def test_denser_writing_is_seen():
 def test_docstrings_make_nothing_denser():
     bare = "def f(a):\n    b = a\n    c = b\n    d = c\n    return d\n"
     told = bare.replace("\n    b", '\n    """Return it."""\n    b')
-    assert (
-        house.densities({"p.py": bare}, 0)[1] == house.densities({"p.py": told}, 0)[1]
-    )
+    assert house.densities({"p.py": bare}, 0)[1] == house.densities({"p.py": told}, 0)[1]
 
 
 def test_the_same_seed_draws_the_same_functions():
@@ -133,8 +127,10 @@ def test_the_same_seed_draws_the_same_functions():
 def test_the_report_of_this_repository_is_printed():
     done = subprocess.run(
         [sys.executable, "-m", "tools.house", "--no-journeys"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     for title in ("Files and lines", "Modules with one", "Class names", "Circles of"):
         assert title in done.stdout
 
@@ -143,7 +139,9 @@ def test_the_report_of_this_repository_is_printed():
 def test_an_unknown_revision_is_refused_by_name():
     done = subprocess.run(
         [sys.executable, "-m", "tools.house", "--density", "no-such-revision"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "no-such-revision" in done.stderr

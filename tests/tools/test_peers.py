@@ -43,22 +43,21 @@ def test_every_test_of_a_library_is_in_a_group():
 def test_a_group_is_made_and_run_by_its_name_and_an_unknown_one_is_refused():
     said = subprocess.run(
         [sys.executable, "-m", "tools.peers", "sklr"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert said.returncode == 2
     assert "no group 'sklr'. Name one of skrl, sb3, velora" in said.stderr
 
 
-def test_an_environment_is_made_once_and_again_when_a_version_changes(
-    tmp_path, monkeypatch
-):
+def test_an_environment_is_made_once_and_again_when_a_version_changes(tmp_path, monkeypatch):
     """Of the commands only the names are looked at: none is run."""
     ran = []
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     monkeypatch.setattr(peers, "run", lambda command: ran.append(command) or 0)
-    monkeypatch.setattr(
-        peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True)
-    )
+    monkeypatch.setattr(peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True))
     (tmp_path / "constraints.txt").write_text("numpy==2.4.6\n")
     assert peers.install("skrl")
     assert [command[-1] for command in ran] == ["wheel", ".[dev]", "skrl==2.1.1"]
@@ -70,12 +69,8 @@ def test_an_environment_is_made_once_and_again_when_a_version_changes(
     assert len(ran) == 6
 
 
-@pytest.mark.parametrize(
-    ("fails", "said"), [("pip", "not installed"), ("pytest", "tests failed")]
-)
-def test_a_group_that_fails_is_named_and_the_others_run(
-    tmp_path, monkeypatch, capsys, fails, said
-):
+@pytest.mark.parametrize(("fails", "said"), [("pip", "not installed"), ("pytest", "tests failed")])
+def test_a_group_that_fails_is_named_and_the_others_run(tmp_path, monkeypatch, capsys, fails, said):
     def run(command):
         for word in command:
             if word.startswith("--junitxml="):
@@ -84,9 +79,7 @@ def test_a_group_that_fails_is_named_and_the_others_run(
 
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     monkeypatch.setattr(peers, "run", run)
-    monkeypatch.setattr(
-        peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True)
-    )
+    monkeypatch.setattr(peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True))
     monkeypatch.setattr(sys, "argv", ["peers", "sb3", "tmrl"])
     (tmp_path / "constraints.txt").write_text("")
     assert peers.main() == 1
@@ -119,9 +112,7 @@ def test_a_group_fails_where_tests_are_skipped_without_a_library_of_it(
 
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     monkeypatch.setattr(peers, "run", run)
-    monkeypatch.setattr(
-        peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True)
-    )
+    monkeypatch.setattr(peers.venv, "create", lambda folder, **_: folder.mkdir(parents=True))
     monkeypatch.setattr(sys, "argv", ["peers", "datasets"])
     (tmp_path / "constraints.txt").write_text("")
     assert peers.main() == int(bool(without))

@@ -23,17 +23,13 @@ def test_one_changed_byte_is_found(folder):
     data = bytearray((folder / "uPlot.iife.min.js").read_bytes())
     data[1000] ^= 1
     (folder / "uPlot.iife.min.js").write_bytes(data)
-    assert vendored.differences(folder) == [
-        "uPlot.iife.min.js differs from its checksum"
-    ]
+    assert vendored.differences(folder) == ["uPlot.iife.min.js differs from its checksum"]
 
 
 def test_missing_and_unknown_files_are_found(folder):
     (folder / "LICENSE.txt").unlink()
     (folder / "extra.js").write_text("x")
-    assert vendored.differences(folder) == [
-        "extra.js is not listed", "LICENSE.txt is missing"
-    ]  # fmt: skip
+    assert vendored.differences(folder) == ["extra.js is not listed", "LICENSE.txt is missing"]
 
 
 def test_a_list_without_version_or_checksums_is_refused(folder):

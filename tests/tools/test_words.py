@@ -55,8 +55,7 @@ def test_old_names_are_found_in_plural_and_in_longer_names(name, old):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["placement", "replace", "department", "boot_id", "shape", "column", "holds"],
+    "name", ["placement", "replace", "department", "boot_id", "shape", "column", "holds"]
 )
 def test_other_words_and_new_names_are_not_old_ones(name):
     assert broken(name) is None
@@ -95,13 +94,23 @@ def test_a_claim(): ...
 """
     names = names_of(text, tmp_path, monkeypatch)
     assert sorted(set(names)) == [
-        ("attribute", "LIMIT"), ("attribute", "__slots__"), ("attribute", "head"),
-        ("attribute", "kind"), ("attribute", "slot"), ("claim", "test_a_claim"),
-        ("class", "Store"), ("function", "inner"), ("function", "wait"),
-        ("method", "put"), ("parameter", "fields"), ("parameter", "item"),
-        ("parameter", "key"), ("parameter", "row"), ("parameter", "rows"),
+        ("attribute", "LIMIT"),
+        ("attribute", "__slots__"),
+        ("attribute", "head"),
+        ("attribute", "kind"),
+        ("attribute", "slot"),
+        ("claim", "test_a_claim"),
+        ("class", "Store"),
+        ("function", "inner"),
+        ("function", "wait"),
+        ("method", "put"),
+        ("parameter", "fields"),
+        ("parameter", "item"),
+        ("parameter", "key"),
+        ("parameter", "row"),
+        ("parameter", "rows"),
         ("parameter", "self"),
-    ]  # fmt: skip
+    ]
     assert names.count(("attribute", "head")) == 1
     local = names_of(text, tmp_path, monkeypatch, local=True)
     assert set(local) - set(names) == {("local", "value")}

@@ -38,10 +38,15 @@ class FailingDisk(SimulatedDisk):
 
 def make(folder, geometry=GEOMETRY):
     ReplayBuffer.create(
-        folder / "a", geometry.schema, geometry.capacity, geometry.num_envs,
-        engine=geometry.engine, layout=geometry.layout, autoreset="same_step",
+        folder / "a",
+        geometry.schema,
+        geometry.capacity,
+        geometry.num_envs,
+        engine=geometry.engine,
+        layout=geometry.layout,
+        autoreset="same_step",
         commit_every=None,
-    ).close()  # fmt: skip
+    ).close()
 
 
 def reopen(folder):

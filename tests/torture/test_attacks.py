@@ -28,9 +28,7 @@ def attack_until(enough, states, seed, geometries):
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    "geometry",
-    GEOMETRIES + HEAPED + SHARDED_HEAPS,
-    ids=lambda geometry: geometry.name,
+    "geometry", GEOMETRIES + HEAPED + SHARDED_HEAPS, ids=lambda geometry: geometry.name
 )
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     def enough(report):
@@ -41,9 +39,7 @@ def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("geometries", [GEOMETRIES, SHARDED], ids=["files", "shards"])
-def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(
-    monkeypatch, geometries
-):
+def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch, geometries):
     cleared, clear = [], PartialPageFiller.clear
 
     def noted(self, row, first, stop):

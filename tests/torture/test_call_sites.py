@@ -168,9 +168,7 @@ def check_exported(target):
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer(
-    name, prepared, tmp_path
-):
+def test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer(name, prepared, tmp_path):
     for at in chosen(num_calls(name, prepared, tmp_path) + 1):
         for seed in range(IMAGES + 1):
             work = fresh(prepared, tmp_path, name)
@@ -251,9 +249,7 @@ def raising(fault):
     ids=["interrupt", "full", "failing", "quota", "interrupted call", "open files"],
 )
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_fault_at_any_call_is_reported_and_releases_everything(
-    name, prepared, tmp_path, fault
-):
+def test_a_fault_at_any_call_is_reported_and_releases_everything(name, prepared, tmp_path, fault):
     names = raising(fault)
     # What is old is left out of the collections, which then take no time.
     gc.freeze()
@@ -298,9 +294,7 @@ CONCURRENT = {
 SOME = 8
 # What a writer does not go on after: a write or sync of its own files that failed, and
 # a switch of which nobody knows whether it is on the disk.
-ENDING = re.compile(
-    r"(write|sync) \S*/data-000001/|rename \S*/tmp-metadata.json:|sync \S*/buffer:"
-)
+ENDING = re.compile(r"(write|sync) \S*/data-000001/|rename \S*/tmp-metadata.json:|sync \S*/buffer:")
 
 
 def begun(work):

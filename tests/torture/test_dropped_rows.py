@@ -122,10 +122,7 @@ def test_an_export_of_rows_that_were_dropped_is_refused(tmp_path):
     with using(disk):
         buffer = begun(folder, 30)
         add(buffer, 4)
-        with (
-            ReplayBuffer.open(folder / "a") as reader,
-            BufferReader(reader) as source,
-        ):
+        with ReplayBuffer.open(folder / "a") as reader, BufferReader(reader) as source:
             blocks = source.blocks(8)
             next(blocks)
             fresh = lost(folder, disk, buffer, 9)
@@ -151,9 +148,7 @@ def test_a_draw_of_rows_that_were_dropped_is_repeated(tmp_path, kind, late):
         buffer = begun(folder, 8)
         add(buffer, 20)
         sampler = make()
-        with ReplayBuffer.open(
-            folder / "a", sampler=sampler, transforms=transforms
-        ) as reader:
+        with ReplayBuffer.open(folder / "a", sampler=sampler, transforms=transforms) as reader:
             drawn = reader.view.draw(sampler, 64)
             assert drawn.draw.positions.max() > 12
             done, store = [], reader._files.store
@@ -188,9 +183,7 @@ def starts_of(buffer, heads):
 
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("again", [False, True])
-def test_rows_that_replace_dropped_rows_have_none_of_their_priorities(
-    tmp_path, name, again
-):
+def test_rows_that_replace_dropped_rows_have_none_of_their_priorities(tmp_path, name, again):
     folder, disk = failing(tmp_path)
     with using(disk):
         buffer = begun(folder, 8)

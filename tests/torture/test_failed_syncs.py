@@ -22,9 +22,7 @@ from tools.torture.rows import SHARDED, faults
 
 @pytest.mark.parametrize("name", ["records.bin", "flags.bin", "sums.bin", "COMMIT"])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_a_failed_sync_lost_is_not_committed_by_the_next_opening(
-    tmp_path, name, seed
-):
+def test_what_a_failed_sync_lost_is_not_committed_by_the_next_opening(tmp_path, name, seed):
     folder, disk = failing(tmp_path)
     with using(disk):
         buffer = begun(folder)
@@ -70,9 +68,7 @@ def test_a_reader_follows_a_writer_that_dropped_rows(tmp_path):
 
 @pytest.mark.parametrize("geometry", SHARDED, ids=lambda g: g.name)
 @pytest.mark.parametrize("seed", range(6))
-def test_shard_ranges_that_a_failed_sync_lost_are_written_again(
-    tmp_path, geometry, seed
-):
+def test_shard_ranges_that_a_failed_sync_lost_are_written_again(tmp_path, geometry, seed):
     folder, disk = failing(tmp_path, geometry)
     with using(disk):
         buffer = begun(folder, 50, geometry)

@@ -54,10 +54,7 @@ def unchecked(self):
         ((mr.errors.CorruptError, "__str__", lambda self: "no"), "unnamed"),
         ((zip_file, "parse", lambda file: [][0]), "escaped IndexError"),
         ((zip_file, "parse", lambda file: bytearray(1 << 42)), "escaped MemoryError"),
-        (
-            (zip_file, "parse", mock.Mock(side_effect=FailedError("x"))),
-            "unexpected Fail",
-        ),
+        ((zip_file, "parse", mock.Mock(side_effect=FailedError("x"))), "unexpected Fail"),
     ],
 )
 def test_a_reader_that_does_wrong_is_noticed(patch, kind):

@@ -109,9 +109,7 @@ class Script:
         numbers = self.buffer.heads[0] + np.repeat(np.arange(20), 2)
         env_ids, ones = np.tile([0, 1], 20), np.ones(40, np.int64)
         found = content(GEOMETRY, env_ids, numbers, ones)
-        self.buffer.extend(
-            {p: c.reshape(20, 2, *c.shape[1:]) for p, c in found.items()}
-        )
+        self.buffer.extend({p: c.reshape(20, 2, *c.shape[1:]) for p, c in found.items()})
 
     def commit(self):
         self.buffer.commit()
@@ -208,9 +206,7 @@ def test_a_shard_range_with_holes_is_sealed_on_a_full_disk(disk):
     schema = mr.Schema({"n": mr.Field((), "int64"), "x": mr.Field((96,), "uint8")})
     path = disk / "b"
     with mock.patch("mmreplay.disk.files.disk", Unsynced()):
-        buffer = ReplayBuffer.create(
-            path, schema, 120_000, engine="zarr", commit_every=None
-        )
+        buffer = ReplayBuffer.create(path, schema, 120_000, engine="zarr", commit_every=None)
         buffer.extend(n=np.arange(20), x=np.zeros((20, 96), np.uint8))
         buffer.commit()
         fill(disk)
@@ -229,9 +225,7 @@ def test_a_shard_range_with_holes_is_sealed_on_a_full_disk(disk):
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout):
     schema = mr.Schema({"n": mr.Field((16,), "int64")})
-    source = ReplayBuffer.create(
-        None, schema, 2048, 2, engine="memory", autoreset="disabled"
-    )
+    source = ReplayBuffer.create(None, schema, 2048, 2, engine="memory", autoreset="disabled")
     source.extend(n=np.arange(32 * 2424).reshape(2424, 2, 16))
     # The oldest row is no block's first: the sum of its block is of a hole, too.
     assert source.span.first[0] % source.metadata.ring.block_rows > 80
@@ -240,10 +234,7 @@ def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout)
         for pages in range(40, 400, 3):
             leave(disk, pages)
             try:
-                mr.export(
-                    source, disk / "b", format="buffer", engine=engine,
-                    ring_layout=layout,
-                )  # fmt: skip
+                mr.export(source, disk / "b", format="buffer", engine=engine, ring_layout=layout)
             except FullError:
                 refused += 1
             else:
@@ -339,9 +330,7 @@ def test_rows_that_have_space_are_committed_though_nothing_else_has(disk, engine
     schema = mr.Schema({"n": mr.Field((), "int64")})
     numbers = np.arange(4000)
     with mock.patch("mmreplay.disk.files.disk", Unsynced()):
-        buffer = ReplayBuffer.create(
-            disk / "b", schema, 20_000, engine=engine, commit_every=None
-        )
+        buffer = ReplayBuffer.create(disk / "b", schema, 20_000, engine=engine, commit_every=None)
         assert buffer.metadata.ring.block_rows < 2000
         buffer.extend(n=numbers[:2000])
         fill(disk)
@@ -363,9 +352,7 @@ def test_rows_that_have_space_are_committed_though_nothing_else_has(disk, engine
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("copy", ["snapshot", "compact", "load", "repair", "resize"])
-def test_a_newest_row_that_ends_a_page_is_drawn_where_not_a_page_is_left(
-    disk, copy, layout
-):
+def test_a_newest_row_that_ends_a_page_is_drawn_where_not_a_page_is_left(disk, copy, layout):
     schema = mr.Schema(
         {
             "observation": mr.Field((), "int64"),
@@ -414,9 +401,7 @@ def copied(copy, source, target):
 
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("copy", ["snapshot", "compact", "repair"])
-def test_a_copy_that_does_not_fit_leaves_the_disk_as_it_was(
-    disk, tmp_path, copy, there
-):
+def test_a_copy_that_does_not_fit_leaves_the_disk_as_it_was(disk, tmp_path, copy, there):
     schema = mr.Schema({"pixels": mr.Field((PAGE,), "uint8")})
     source, target, tried = tmp_path / "source", disk / "copy", 0
     with ReplayBuffer.create(source, schema, 40) as buffer:
@@ -460,9 +445,7 @@ def test_a_copy_that_fails_removes_nothing_that_was_there(disk, tmp_path, copy):
         copied(copy, source, target)
     assert (target / "data-000007" / "f000.bin").read_bytes() == b"rows"
     assert (target / "data-2024.csv").read_bytes() == b"a,b"
-    assert {p.name for p in target.iterdir()} <= {
-        "LOCK", "data-000007", "data-2024.csv",
-    }  # fmt: skip
+    assert {p.name for p in target.iterdir()} <= {"LOCK", "data-000007", "data-2024.csv"}
 
 
 def test_a_resize_names_the_missing_disk_space_and_changes_nothing(disk):
@@ -485,9 +468,7 @@ def test_a_resize_names_the_missing_disk_space_and_changes_nothing(disk):
 
 
 @pytest.mark.parametrize("pages", [40, 300])
-def test_a_recording_that_filled_the_disk_names_the_saved_rows(
-    disk, capsys, monkeypatch, pages
-):
+def test_a_recording_that_filled_the_disk_names_the_saved_rows(disk, capsys, monkeypatch, pages):
     # Some for locks and folders; space for steps is taken so much at once, if at all.
     monkeypatch.setattr(append, "ALLOCATE_AHEAD_NBYTES", 1 << 17)
     monkeypatch.setattr(write_path, "ALLOCATION_NBYTES", 1 << 17)

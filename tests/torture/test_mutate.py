@@ -164,6 +164,4 @@ def test_commits_that_are_lost_without_a_word_are_noticed(tmp_path, reported):
             with one_boot():
                 faults += mutate.Try(path, specimen, damage, Report()).run()
             shutil.rmtree(path)
-    assert {fault.partition(":")[0] for fault in faults} == (
-        set() if reported else {"lost unsaid"}
-    )
+    assert {fault.partition(":")[0] for fault in faults} == (set() if reported else {"lost unsaid"})

@@ -55,9 +55,7 @@ def test_any_subset_of_unsynced_writes_may_survive(work, tmp_path):
     # Sectors of 512 bytes: the first may be old or 1, the second old, 1 or 2, the
     # third old or 2, each whatever the others are.
     zero, one, two = bytes(512), b"1" * 512, b"2" * 512
-    whole = {
-        a + b + c for a in (zero, one) for b in (zero, one, two) for c in (zero, two)
-    }
+    whole = {a + b + c for a in (zero, one) for b in (zero, one, two) for c in (zero, two)}
     assert whole <= {content[:1536] for content in seen}
     assert all(set(content[:512]) <= {0, *b"1"} for content in seen)
     assert all(set(content[512:1024]) <= {0, *b"12"} for content in seen)

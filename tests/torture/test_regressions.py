@@ -52,9 +52,7 @@ def test_a_full_disk_while_opening_leaves_the_lock_free(tmp_path):
     ReplayBuffer.open(tmp_path / "a", "r+").close()
 
 
-def test_live_slots_damaged_by_a_power_cut_do_not_starve_a_reader(
-    tmp_path, monkeypatch
-):
+def test_live_slots_damaged_by_a_power_cut_do_not_starve_a_reader(tmp_path, monkeypatch):
     buffer = make(tmp_path / "a")
     for _ in range(5):
         buffer.add(step(buffer))
@@ -169,9 +167,7 @@ def test_a_sync_that_failed_is_never_tried_again(tmp_path, number):
 def test_a_resize_that_cannot_open_what_it_built_leaves_the_writer(tmp_path):
     buffer = make(tmp_path / "a")
     buffer.add(step(buffer))
-    interrupted = mock.patch.object(
-        opening, "_open_locked", side_effect=KeyboardInterrupt
-    )
+    interrupted = mock.patch.object(opening, "_open_locked", side_effect=KeyboardInterrupt)
     with interrupted, pytest.raises(KeyboardInterrupt):
         buffer.resize(20)
     capacity = buffer.capacity
@@ -186,9 +182,7 @@ def test_a_resize_that_cannot_open_what_it_built_leaves_the_writer(tmp_path):
 def test_nothing_is_added_to_a_generation_that_a_resize_may_have_left(tmp_path):
     buffer = make(tmp_path / "a")
     buffer.add(step(buffer))
-    interrupted = mock.patch.object(
-        CommitWriter, "mark_moved", side_effect=KeyboardInterrupt
-    )
+    interrupted = mock.patch.object(CommitWriter, "mark_moved", side_effect=KeyboardInterrupt)
     with interrupted, pytest.raises(KeyboardInterrupt):
         buffer.resize(20)
     with pytest.raises(FailedError, match="switch to data-000002 failed"):
@@ -255,9 +249,7 @@ def test_a_creation_in_a_folder_that_may_not_be_listed(tmp_path):
     (tmp_path / "hidden").chmod(0o311)
     readable = os.access
     hidden = mock.patch.object(
-        os,
-        "access",
-        lambda path, mode: path.name != "hidden" and readable(path, mode),
+        os, "access", lambda path, mode: path.name != "hidden" and readable(path, mode)
     )
     synced = []
     watched = mock.patch.object(files, "sync_folder", synced.append)

@@ -40,9 +40,7 @@ def test_a_reader_that_does_not_look_again_tears_rows(roomy, monkeypatch):
 def drawn(tmp_path):
     envs = np.arange(4)
     path = tmp_path / "buffer"
-    with mr.ReplayBuffer.create(
-        path, soak.SCHEMA, 64, 4, autoreset="same_step"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, soak.SCHEMA, 64, 4, autoreset="same_step") as buffer:
         for position in range(50):
             buffer.add(soak.made(envs, np.full(4, position)))
         return buffer.sample(32, contiguous=True)

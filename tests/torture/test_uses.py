@@ -6,10 +6,7 @@ from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.uses import Reservation
 from tools.torture import uses
 
-pytestmark = [
-    pytest.mark.crash,
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 
 def test_no_death_of_a_learner_makes_a_use_twice_or_loses_more_than_a_batch():

@@ -77,8 +77,7 @@ def wanted(world, spec, episode, t):
     weights.append(spec.lam ** (len(returns) - 1))
     target = sum(w * g for w, g in zip(weights, returns, strict=True))
     advantage = sum(
-        (spec.gamma * spec.lam) ** (i - t)
-        * (rewards[i] + spec.gamma * nexts[i] - values[i])
+        (spec.gamma * spec.lam) ** (i - t) * (rewards[i] + spec.gamma * nexts[i] - values[i])
         for i in range(t, stop)
     )
     return advantage, target
@@ -90,8 +89,7 @@ def compare(world, gae, rows):
     pairs = [wanted(world, gae, episode, t) for _, _, episode, t in rows]
     default = gae.default
     advantage, target = (
-        [default if one is None else one for one in column]
-        for column in zip(*pairs, strict=True)
+        [default if one is None else one for one in column] for column in zip(*pairs, strict=True)
     )
     found = [batch[name] for name in ("advantage", "value_target", "lambda_return")]
     for one, expected in zip(found, (advantage, target, target), strict=True):
@@ -135,15 +133,9 @@ def test_estimates_equal_the_sums(data):
 @pytest.mark.parametrize("autoreset", MODES)
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("bootstrap", [None, "life", other_critic])
-@pytest.mark.parametrize(
-    "value", ["action", pytest.param(critic, marks=pytest.mark.slow)]
-)
-def test_every_short_story_of_ends_is_as_the_sums_say(
-    autoreset, stored, bootstrap, value
-):
-    transforms = both(
-        gamma=0.5, lam=0.75, value=value, bootstrap=bootstrap, default=-7.0
-    )
+@pytest.mark.parametrize("value", ["action", pytest.param(critic, marks=pytest.mark.slow)])
+def test_every_short_story_of_ends_is_as_the_sums_say(autoreset, stored, bootstrap, value):
+    transforms = both(gamma=0.5, lam=0.75, value=value, bootstrap=bootstrap, default=-7.0)
     known = set()
     for kinds in itertools.product(["", "t", "u"], repeat=4):
         for final in {False, autoreset != "next_step" and not stored}:
@@ -165,9 +157,7 @@ def test_every_short_story_of_ends_is_as_the_sums_say(
 def test_episodes_that_a_restart_broke_off_bootstrap_where_values_are_known(
     tmp_path, how, bootstrap
 ):
-    transforms = both(
-        gamma=0.5, lam=0.75, value="action", bootstrap=bootstrap, default=-7.0
-    )
+    transforms = both(gamma=0.5, lam=0.75, value="action", bootstrap=bootstrap, default=-7.0)
     world = World(9, 2, "disabled", True, transforms, tmp_path / "ring")
     for number in range(12):
         if number in (4, 7):
@@ -191,9 +181,14 @@ def test_rollouts_are_those_of_ppos_loop():
     }
     transform = mr.GAE(gamma, lam, bootstrap="next_value")
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), steps, envs, engine="memory", autoreset="same_step",
+        None,
+        mr.Schema(fields),
+        steps,
+        envs,
+        engine="memory",
+        autoreset="same_step",
         transforms=[transform],
-    )  # fmt: skip
+    )
     reward, value = rng.random((2, steps, envs)).astype(np.float32)
     ends = rng.random((steps, envs)) < 0.15
     terminated = ends & (rng.random((steps, envs)) < 0.5)
@@ -202,9 +197,13 @@ def test_rollouts_are_those_of_ppos_loop():
     next_value[ends] = rng.random(int(ends.sum()))
     shape = (steps, envs)
     buffer.extend(
-        observation=rng.random((*shape, 2), np.float32), reward=reward, value=value,
-        next_value=next_value, terminated=terminated, truncated=truncated,
-    )  # fmt: skip
+        observation=rng.random((*shape, 2), np.float32),
+        reward=reward,
+        value=value,
+        next_value=next_value,
+        terminated=terminated,
+        truncated=truncated,
+    )
     expected, after = np.zeros(shape), np.zeros(envs)
     for t in reversed(range(steps)):
         following = np.where(terminated[t], 0, next_value[t])
@@ -303,14 +302,15 @@ def test_values_may_be_written_later_and_have_several_elements():
         "terminated": mr.Field((), "bool"),
     }
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 8, engine="memory",
-        transforms=[mr.GAE(0.5, 0.5), mr.NStep(2, 0.5)],
-    )  # fmt: skip
+        None, mr.Schema(fields), 8, engine="memory", transforms=[mr.GAE(0.5, 0.5), mr.NStep(2, 0.5)]
+    )
     for number in range(3):
         buffer.add(
-            observation=number, reward=[number, 2 * number], value=[math.nan] * 2,
+            observation=number,
+            reward=[number, 2 * number],
+            value=[math.nan] * 2,
             terminated=number == 2,
-        )  # fmt: skip
+        )
     buffer.write_field("value", [0] * 3, range(3), np.float32([[1, 2], [3, 4], [5, 6]]))
     batch = buffer.take(0, [0, 1, 2])
     assert batch["advantage"].dtype == np.float64
@@ -388,24 +388,22 @@ def test_schemas_without_rewards_or_observations_are_refused():
     one = mr.Field((), "float32")
     with pytest.raises(SchemaError, match=r"GAE: the reward must be one.*got None"):
         mr.ReplayBuffer.create(
-            None, mr.Schema({"value": one}), 8, engine="memory",
-            transforms=[mr.GAE(0.5)],
-        )  # fmt: skip
+            None, mr.Schema({"value": one}), 8, engine="memory", transforms=[mr.GAE(0.5)]
+        )
     with pytest.raises(SchemaError, match="GAE value is a function of observations"):
         mr.ReplayBuffer.create(
-            None, mr.Schema({"reward": one}), 8, engine="memory",
+            None,
+            mr.Schema({"reward": one}),
+            8,
+            engine="memory",
             transforms=[mr.GAE(0.5, value=critic)],
-        )  # fmt: skip
+        )
 
 
 def test_a_function_that_gives_no_value_for_each_is_refused():
-    world = World(
-        8, 1, "disabled", False, [mr.GAE(0.5, value=lambda seen: np.zeros(9))]
-    )
+    world = World(8, 1, "disabled", False, [mr.GAE(0.5, value=lambda seen: np.zeros(9))])
     world.add(["t"])
-    with pytest.raises(
-        SchemaError, match=r"GAE: the value function must return \[1\], got \[9\]"
-    ):
+    with pytest.raises(SchemaError, match=r"GAE: the value function must return \[1\], got \[9\]"):
         world.draw([0], [0])
 
 
@@ -415,6 +413,4 @@ def test_ends_of_agents_are_refused(transform):
     fields = dict.fromkeys(["reward", "value"], mr.Field((2,), "float32"))
     fields |= dict.fromkeys(["terminated", "truncated"], mr.Field((2,), "bool"))
     with pytest.raises(SchemaError, match="one value a step, got 2 agents"):
-        mr.ReplayBuffer.create(
-            None, mr.Schema(fields), 8, engine="memory", transforms=[transform]
-        )
+        mr.ReplayBuffer.create(None, mr.Schema(fields), 8, engine="memory", transforms=[transform])

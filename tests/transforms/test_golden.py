@@ -15,22 +15,22 @@ def of_alf(rows, capacity, transform):
     last row is the final one.
     """
     schema = mr.Schema(
-        {"observation": mr.Field((), "int64"), "reward": SCALAR, "row_discount": SCALAR}
-        | ENDS
+        {"observation": mr.Field((), "int64"), "reward": SCALAR, "row_discount": SCALAR} | ENDS
     )
-    buffer = mr.ReplayBuffer.create(
-        None, schema, capacity, engine="memory", transforms=[transform]
-    )
+    buffer = mr.ReplayBuffer.create(None, schema, capacity, engine="memory", transforms=[transform])
     for number, (kind, discount, reward) in enumerate(rows):
         if number == 0 or kind == "F":
             before = discount
             continue
         ended = {"final_observation": [number]} if kind == "L" else {}
         buffer.add(
-            **ended, observation=number - 1, reward=reward,
-            row_discount=before, terminated=kind == "L" and discount == 0,
+            **ended,
+            observation=number - 1,
+            reward=reward,
+            row_discount=before,
+            terminated=kind == "L" and discount == 0,
             truncated=kind == "L" and discount == 1,
-        )  # fmt: skip
+        )
         before = discount
     return buffer
 
@@ -79,9 +79,7 @@ def test_n_step_rewards_stop_at_a_terminal():
         None, schema, 16, engine="memory", transforms=[mr.NStep(3, 0.9)]
     )
     for number in range(6):
-        buffer.add(
-            observation=number, reward=1.0, terminated=number == 1, truncated=False
-        )
+        buffer.add(observation=number, reward=1.0, terminated=number == 1, truncated=False)
     batch = buffer.take(0, [0, 1, 2])
     assert batch["reward"].tolist() == pytest.approx([1.9, 1, 2.71])
     assert batch["terminated"].tolist() == [True, True, False]
@@ -98,17 +96,24 @@ def of_tmrl(images, actions):
         | ENDS
     )
     buffer = mr.ReplayBuffer.create(
-        None, schema, 16, engine="memory", autoreset="next_step",
+        None,
+        schema,
+        16,
+        engine="memory",
+        autoreset="next_step",
         transforms=[
             mr.FrameStack(images, "observation/image"),
             mr.FrameStack(actions, "observation/act"),
         ],
-    )  # fmt: skip
+    )
     for row in range(12):
         buffer.add(
-            observation={"image": row, "act": row}, action=row + 1, reward=row + 1.0,
-            terminated=row == 4, truncated=False,
-        )  # fmt: skip
+            observation={"image": row, "act": row},
+            action=row + 1,
+            reward=row + 1.0,
+            terminated=row == 4,
+            truncated=False,
+        )
     return buffer
 
 

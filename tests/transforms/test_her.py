@@ -20,8 +20,7 @@ def goals_drawn(strategy, position, count=20_000, ratio=1.0, length=10):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [("future", [*range(5, 11), 510]), ("episode", [*range(2, 11), 510])],
+    ("strategy", "expected"), [("future", [*range(5, 11), 510]), ("episode", [*range(2, 11), 510])]
 )
 def test_each_goal_allowed_is_as_likely(strategy, expected):
     found, counts = np.unique(goals_drawn(strategy, 3), return_counts=True)
@@ -120,9 +119,7 @@ def test_goals_lost_while_they_were_read_are_drawn_from_the_future(monkeypatch):
     for _ in range(20):
         world.add([""])
     view = world.buffer._reader
-    monkeypatch.setattr(
-        type(view), "intact", lambda self, env_ids, positions: positions >= 10
-    )
+    monkeypatch.setattr(type(view), "intact", lambda self, env_ids, positions: positions >= 10)
     batch = world.draw([0] * 500, [9] * 500)
     assert batch[DESIRED][:, 0].min() == 11
 

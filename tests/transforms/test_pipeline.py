@@ -53,8 +53,7 @@ def calls_of(function):
 
 
 @pytest.mark.skipif(
-    not kernels.load("steps").__name__.endswith("_steps"),
-    reason="numpy's twins call more",
+    not kernels.load("steps").__name__.endswith("_steps"), reason="numpy's twins call more"
 )
 @pytest.mark.parametrize(
     ("transforms", "limit"),
@@ -80,14 +79,15 @@ def test_a_batch_takes_few_calls(tmp_path, transforms, limit):
             {
                 "observation": {
                     "frame": np.stack([numbers, numbers], 1),
-                    "achieved_goal": goals, "desired_goal": goals,
+                    "achieved_goal": goals,
+                    "desired_goal": goals,
                 },
                 "action": numbers.astype(np.int32),
                 "reward": numbers.astype(np.float32),
                 "terminated": numbers % 50 == 49,
                 "truncated": np.zeros(count, bool),
             }
-        )  # fmt: skip
+        )
         # What a plan lacks is added by the first draws, and pages are looked at then.
         for _ in range(3):
             buffer.sample(64)
@@ -109,20 +109,26 @@ def test_every_engine_folds_and_stacks_alike(stored, tmp_path):
     )
     numbers, rng = np.arange(60), np.random.default_rng(0)
     data = {
-        "observation": rng.random((60, 3), np.float32), "action": numbers,
-        "reward": rng.random((60, 2)), "terminated": numbers % 7 == 6,
+        "observation": rng.random((60, 3), np.float32),
+        "action": numbers,
+        "reward": rng.random((60, 2)),
+        "terminated": numbers % 7 == 6,
         "truncated": numbers % 11 == 10,
-    }  # fmt: skip
+    }
     if stored:
         data["next_observation"] = rng.random((60, 3), np.float32)
     batches = []
     for engine in ("memmap", "memory", "zarr"):
         folder = None if engine == "memory" else tmp_path / engine
         with mr.ReplayBuffer.create(
-            folder, schema, 50, engine=engine, commit_every=None,
+            folder,
+            schema,
+            50,
+            engine=engine,
+            commit_every=None,
             sampler=mr.UniformSampler(3),
             transforms=[mr.NStep(3, 0.9), mr.FrameStack(4)],
-        ) as buffer:  # fmt: skip
+        ) as buffer:
             buffer.extend(data)
             batches += [(engine, buffer.sample(100)) for _ in range(3)]
     for at, (engine, batch) in enumerate(batches):
@@ -167,9 +173,7 @@ def test_a_pipeline_without_effect_gives_what_none_gives(autoreset, stored, tmp_
         ([mr.DiscountedReturn(0.9)], PLAIN, (0, 1)),
     ],
 )
-def test_windows_add_where_one_transform_reads_what_another_made(
-    transforms, schema, window
-):
+def test_windows_add_where_one_transform_reads_what_another_made(transforms, schema, window):
     pipeline = Pipeline(transforms, schema)
     assert (pipeline.before, pipeline.after) == window
 
@@ -191,10 +195,7 @@ ILLEGAL = [
     ([HER, mr.DiscountedReturn(0.9)], "put DiscountedReturn before"),
     ([mr.HER("future", 1, distance, "observation/x")], "HER: the achieved goal must"),
     ([mr.HER("future", 1, distance, desired="x")], r"HER: the desired goal.*got 'x'"),
-    (
-        [mr.HER("future", 1, distance, desired="action")],
-        r"shape \[2\] and 'action' of shape \[\]",
-    ),
+    ([mr.HER("future", 1, distance, desired="action")], r"shape \[2\] and 'action' of shape \[\]"),
     ([mr.HER("future", 1, distance, info=["x"])], "HER: 'x' must be a stored field"),
     ([mr.DiscountedReturn(0.9, discount="x")], r"DiscountedReturn: discount.*got 'x'"),
     ([mr.DiscountedReturn(0.9, discount=GOALS)], r"DiscountedReturn:.*got shape \[2\]"),
@@ -205,10 +206,7 @@ ILLEGAL = [
     ([mr.Cast("int32", GOALS)], "Cast: int32 cannot hold all values of"),
     ([mr.OneHot(3, "reward")], "OneHot: 'reward' must be of integers, got float32"),
     ([mr.Delta("action")], r"Delta: 'action' must be a field of numbers in.*got int32"),
-    (
-        [mr.Normalize({"observation": 0.0}, {"observation": 1.0})],
-        "must be a leaf, got a subtree",
-    ),
+    ([mr.Normalize({"observation": 0.0}, {"observation": 1.0})], "must be a leaf, got a subtree"),
     ([mr.Normalize({GOALS: [0.0] * 3}, {GOALS: 1.0})], r"Normalize:.*got \[3\]"),
     ([mr.Apply(double), mr.NStep(2, 0.9)], "transforms: NStep must not follow Apply"),
     ([double], r"transforms must be transforms such as NStep\(3.*got function"),
@@ -239,12 +237,15 @@ def test_roles_that_nothing_plays_are_named(transform, missing):
 
 NEAR = mr.Schema.from_flat(
     {
-        "observation": mr.Field((2,), "float32"), "goal": mr.Field((2,), "float32"),
-        "action": mr.Field((), "int64"), "reward": mr.Field((), "float32"),
-        "discount_of": mr.Field((), "float32"), "value_of": mr.Field((), "float32"),
+        "observation": mr.Field((2,), "float32"),
+        "goal": mr.Field((2,), "float32"),
+        "action": mr.Field((), "int64"),
+        "reward": mr.Field((), "float32"),
+        "discount_of": mr.Field((), "float32"),
+        "value_of": mr.Field((), "float32"),
         "terminated": mr.Field((), "bool"),
     }
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -274,15 +275,10 @@ def test_paths_of_transforms_get_the_field_that_is_near(transform, near):
     [
         (mr.NStep(2, 0.9, "q"), r"Name one of them, or put the transform that adds it"),
         (mr.GAE(0.9, value="q"), r"got 'q'\. Add it to the schema, or pass a function"),
-        (
-            mr.DiscountedReturn(0.9, discount="q"),
-            r"discount must .*\. Use one of these",
-        ),
+        (mr.DiscountedReturn(0.9, discount="q"), r"discount must .*\. Use one of these"),
     ],
 )
-def test_paths_of_transforms_that_are_near_no_field_get_the_other_way_out(
-    transform, reported
-):
+def test_paths_of_transforms_that_are_near_no_field_get_the_other_way_out(transform, reported):
     with pytest.raises(SchemaError, match=reported):
         Pipeline([transform], NEAR)
 
@@ -301,14 +297,8 @@ def test_paths_of_transforms_that_are_near_no_field_get_the_other_way_out(
         (lambda: mr.HER("final", 2, distance), r"HER ratio must be .*, got 2"),
         (lambda: mr.HER("final", 1, None), r"HER reward_fn must be a.*got None"),
         (lambda: mr.DiscountedReturn(2), r"DiscountedReturn gamma must be .*, got 2"),
-        (
-            lambda: mr.DiscountedReturn(1, time_limit="x"),
-            r"time_limit must .* got 'x'",
-        ),
-        (
-            lambda: mr.DiscountedReturn(1, discount_with="x"),
-            r"discount_with .* got 'x'",
-        ),
+        (lambda: mr.DiscountedReturn(1, time_limit="x"), r"time_limit must .* got 'x'"),
+        (lambda: mr.DiscountedReturn(1, discount_with="x"), r"discount_with .* got 'x'"),
         (lambda: mr.DiscountedReturn(1, time_limit="bootstrap"), "value_fn None"),
         (lambda: mr.DiscountedReturn(1, value_fn=double), "time_limit 'default' with"),
         (lambda: mr.DiscountedReturn(1, clip=(1, 0)), "lower bound first"),
@@ -319,10 +309,7 @@ def test_paths_of_transforms_that_are_near_no_field_get_the_other_way_out(
         (lambda: mr.Normalize({}, {}), r"got means of \[\]"),
         (lambda: mr.Normalize({"a": 0}, {"a": -1}), r"Normalize:.*got mean 0\.0 and"),
         (lambda: mr.Normalize({"a": np.nan}, {"a": 1}), r"Normalize:.*got mean nan"),
-        (
-            lambda: mr.Normalize({"a": 0}, {"a": 1}, clip=0),
-            "clip must be a number above 0",
-        ),
+        (lambda: mr.Normalize({"a": 0}, {"a": 1}, clip=0), "clip must be a number above 0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(make, reason):

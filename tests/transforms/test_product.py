@@ -25,9 +25,7 @@ def worlds(draw):
     if ratio is not None:
         transforms.insert(0, mr.HER(strategy, ratio, distance))
     # Anywhere: what frames are stacked is none of the others' business.
-    transforms.insert(
-        draw(st.integers(0, len(transforms))), mr.FrameStack(k, "observation/frame")
-    )
+    transforms.insert(draw(st.integers(0, len(transforms))), mr.FrameStack(k, "observation/frame"))
     capacity, num_envs = draw(st.integers(k + n, 12)), draw(st.integers(1, 3))
     autoreset = draw(st.sampled_from(["disabled", "same_step", "next_step"]))
     stored = draw(st.booleans())
@@ -54,9 +52,14 @@ def transition(world, options, row, goal=None):
 
     some = {name: options[name] for name in ("n", "k", "gamma")}
     return expected(
-        episode, t, world.first(env_id), **some, stored=world.stored,
-        next_step=world.autoreset == "next_step", reward=reward,
-    )  # fmt: skip
+        episode,
+        t,
+        world.first(env_id),
+        **some,
+        stored=world.stored,
+        next_step=world.autoreset == "next_step",
+        reward=reward,
+    )
 
 
 def legal_rows(world, options):
@@ -76,9 +79,7 @@ def check(world, options, rows, batch, groups):
         stop = known_stop(episode, world.stored)
         last = min(max(steps) + options["n"], len(episode.steps)) - 1
         own = [episode.steps[t]["observation"]["desired_goal"] for t in steps]
-        kept = [
-            bool((goals[i] == goal).all()) for i, goal in zip(group, own, strict=True)
-        ]
+        kept = [bool((goals[i] == goal).all()) for i, goal in zip(group, own, strict=True)]
         assert len(set(kept)) == 1
         if options["ratio"] in (None, 0.0) or last >= stop:
             assert all(kept)
@@ -119,13 +120,7 @@ def product(case):
     if not rows:
         return
     ids, positions = [row[0] for row in rows], [row[1] for row in rows]
-    check(
-        world,
-        options,
-        rows,
-        world.draw(ids, positions, key),
-        [[i] for i in range(len(rows))],
-    )
+    check(world, options, rows, world.draw(ids, positions, key), [[i] for i in range(len(rows))])
     windows = [
         rows[i : i + length]
         for i in range(len(rows) - length + 1)
@@ -134,9 +129,11 @@ def product(case):
     if not windows:
         return
     batch = world.draw(
-        [w[0][0] for w in windows], [w[0][1] for w in windows], key,
+        [w[0][0] for w in windows],
+        [w[0][1] for w in windows],
+        key,
         [[row[1] for row in w] for w in windows],
-    )  # fmt: skip
+    )
     flat = [row for w in windows for row in w]
     groups = {}
     for i, row in enumerate(flat):

@@ -92,9 +92,7 @@ def test_long_episodes_are_read_in_blocks_none_twice(block, monkeypatch):
     positions = [0, 1, 2, 17, 17, 38, 39]
     batch = world.draw([0] * len(positions), positions)
     rewards = [(number + 1) / 4 for number in range(40)]
-    expected = [
-        sum(0.75 ** (i - t) * rewards[i] for i in range(t, 40)) for t in positions
-    ]
+    expected = [sum(0.75 ** (i - t) * rewards[i] for i in range(t, 40)) for t in positions]
     np.testing.assert_allclose(batch["discounted_return"], expected, rtol=2e-7)
     if block == 1:
         # The world draws every batch three times.
@@ -121,9 +119,7 @@ def test_a_long_running_episode_is_not_known_whatever_else_is_drawn(others):
 
 @pytest.mark.parametrize("positions", [[0], [0, 1], [0, 1, 3]])
 @pytest.mark.parametrize("discount_with", ["reward", "observation"])
-def test_what_follows_a_discount_of_0_does_not_count_even_if_infinite(
-    positions, discount_with
-):
+def test_what_follows_a_discount_of_0_does_not_count_even_if_infinite(positions, discount_with):
     fields = {
         "observation": mr.Field((), "int64"),
         "reward": mr.Field((), "float32"),
@@ -131,13 +127,9 @@ def test_what_follows_a_discount_of_0_does_not_count_even_if_infinite(
         "terminated": mr.Field((), "bool"),
     }
     spec = mr.DiscountedReturn(0.5, discount="life", discount_with=discount_with)
-    buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 8, engine="memory", transforms=[spec]
-    )
+    buffer = mr.ReplayBuffer.create(None, mr.Schema(fields), 8, engine="memory", transforms=[spec])
     for number, reward in enumerate([1.0, 2.0, np.inf, 5.0]):
-        buffer.add(
-            observation=number, reward=reward, life=number != 1, terminated=number == 3
-        )
+        buffer.add(observation=number, reward=reward, life=number != 1, terminated=number == 3)
     known = [2, 2] if discount_with == "reward" else [1, 0]
     expected = [[*known, np.inf, 5.0][position] for position in positions]
     assert buffer.take(0, positions)["discounted_return"].tolist() == expected
@@ -152,9 +144,8 @@ def test_rewards_of_several_elements_keep_their_shape():
         }
     )
     buffer = mr.ReplayBuffer.create(
-        None, schema, 8, engine="memory",
-        transforms=[mr.DiscountedReturn(0.5), mr.NStep(2, 0.5)],
-    )  # fmt: skip
+        None, schema, 8, engine="memory", transforms=[mr.DiscountedReturn(0.5), mr.NStep(2, 0.5)]
+    )
     for number in range(3):
         reward = np.float16([number, 2 * number])
         buffer.add(observation=number, reward=reward, terminated=number == 2)
@@ -165,9 +156,7 @@ def test_rewards_of_several_elements_keep_their_shape():
 
 
 def test_values_of_a_wrong_shape_are_refused():
-    spec = mr.DiscountedReturn(
-        0.5, time_limit="bootstrap", value_fn=lambda seen: np.zeros((3, 3))
-    )
+    spec = mr.DiscountedReturn(0.5, time_limit="bootstrap", value_fn=lambda seen: np.zeros((3, 3)))
     world = World(8, 1, "disabled", False, [spec])
     world.add(["u"], final=True)
     with pytest.raises(SchemaError, match=r"DiscountedReturn value_fn.*got \[3, 3\]"):
@@ -185,14 +174,18 @@ def test_bounds_that_are_no_two_numbers_are_refused(clip):
     [
         ({}, "the schema names no observation"),
         ({"observation": mr.Field.text(max_bytes=9)}, "'observation' must have one s"),
-        ({"observation": {"a": mr.Field((2,), "float32"),
-                          "b": mr.Field((None,), "int32", max_length=3)}},
-         "'observation/b' must have one shape"),
+        (
+            {
+                "observation": {
+                    "a": mr.Field((2,), "float32"),
+                    "b": mr.Field((None,), "int32", max_length=3),
+                }
+            },
+            "'observation/b' must have one shape",
+        ),
     ],
-)  # fmt: skip
-def test_values_of_no_observation_of_one_shape_are_refused_at_opening(
-    observation, match
-):
+)
+def test_values_of_no_observation_of_one_shape_are_refused_at_opening(observation, match):
     schema = mr.Schema(
         {
             **observation,
@@ -204,9 +197,13 @@ def test_values_of_no_observation_of_one_shape_are_refused_at_opening(
     spec = mr.DiscountedReturn(0.9, time_limit="bootstrap", value_fn=value)
     with pytest.raises(SchemaError, match=f"DiscountedReturn: .*{match}"):
         mr.ReplayBuffer.create(
-            None, schema, 8, engine="memory", transforms=[spec],
+            None,
+            schema,
+            8,
+            engine="memory",
+            transforms=[spec],
             heap_bytes=1 << 12 if match != "the schema names no observation" else None,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,7 @@ def test_each_step_of_a_window_is_what_that_step_is_alone(name, boundary):
     assert steps.shape == (8, 4)
     # What is no transition cannot be taken alone: the oracle has it.
     legal = {row[:2] for row in world.legal()}
-    places = list(
-        zip(np.repeat(draw.env_ids, 4).tolist(), steps.ravel().tolist(), strict=True)
-    )
+    places = list(zip(np.repeat(draw.env_ids, 4).tolist(), steps.ravel().tolist(), strict=True))
     known = np.array([place in legal for place in places])
     assert not (batch.mask.ravel() & ~known).any()
     alone = world.buffer.take(*np.array(places)[known].T)
@@ -111,9 +109,13 @@ def test_a_reader_gathers_what_the_writer_drew(tmp_path):
 def test_priorities_of_folded_steps_flow_back():
     schema = mr.Schema(FIELDS)
     buffer = mr.ReplayBuffer.create(
-        None, schema, 40, engine="memory", transforms=TRANSFORMS,
+        None,
+        schema,
+        40,
+        engine="memory",
+        transforms=TRANSFORMS,
         sampler=mr.PrioritizedSampler(1.0, 0.0, eps=0.0, seed=0),
-    )  # fmt: skip
+    )
     world = World(40, 1, "disabled", False, TRANSFORMS)
     world.buffer = buffer
     for number in range(30):

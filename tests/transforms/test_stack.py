@@ -41,13 +41,9 @@ def test_action_histories_equal_slices(data):
 
 
 def test_histories_of_vectors_fill_with_vectors():
-    schema = mr.Schema(
-        {"observation": mr.Field((), "int64"), "action": mr.Field((2,), "float32")}
-    )
+    schema = mr.Schema({"observation": mr.Field((), "int64"), "action": mr.Field((2,), "float32")})
     history = mr.ActionHistory(2, fill=[0.5, -0.5])
-    buffer = mr.ReplayBuffer.create(
-        None, schema, 8, engine="memory", transforms=[history]
-    )
+    buffer = mr.ReplayBuffer.create(None, schema, 8, engine="memory", transforms=[history])
     for number in range(3):
         buffer.add(observation=number, action=np.float32([number, number]))
     batch = buffer.take(0, [0, 1])
@@ -61,9 +57,7 @@ def test_frames_join_along_an_axis_as_concatenate_does(axis):
     shape = (2, 3, 4)
     schema = mr.Schema({"observation": mr.Field(shape, "uint8")})
     joined, apart = (
-        mr.ReplayBuffer.create(
-            None, schema, 16, engine="memory", transforms=[transform]
-        )
+        mr.ReplayBuffer.create(None, schema, 16, engine="memory", transforms=[transform])
         for transform in (mr.FrameStack(3, axis=axis), mr.FrameStack(3))
     )
     frames = np.random.default_rng(0).integers(0, 256, (8, *shape), np.uint8)
@@ -87,10 +81,7 @@ def test_one_frame_is_the_frame():
 
 
 def test_paths_of_different_lengths_stack_side_by_side():
-    transforms = [
-        mr.FrameStack(2, "observation/frame"),
-        mr.FrameStack(3, ["action", "reward"]),
-    ]
+    transforms = [mr.FrameStack(2, "observation/frame"), mr.FrameStack(3, ["action", "reward"])]
     world = World(16, 1, "disabled", False, transforms)
     for _ in range(6):
         world.add([""])

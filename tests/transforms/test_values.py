@@ -245,10 +245,7 @@ def test_bfloat16_rewards_are_summed_as_numbers():
         (lambda: mr.Delta(3), "Delta: paths must be paths of fields, got 3"),
         (lambda: mr.Cast("float32", 3), "Cast: paths must be paths of fields, got 3"),
         (lambda: mr.Delta(name=3), "Delta name must be the name of a field, got 3"),
-        (
-            lambda: mr.Normalize(3, 4),
-            "Normalize means must be a mapping, got 3",
-        ),
+        (lambda: mr.Normalize(3, 4), "Normalize means must be a mapping, got 3"),
         (
             lambda: mr.Normalize({"observation": "a"}, {"observation": 1}),
             "Normalize: a mean or std must be a number or an array of numbers, got 'a'",
@@ -257,22 +254,10 @@ def test_bfloat16_rewards_are_summed_as_numbers():
             lambda: mr.Normalize({"observation": 0}, {"observation": 1}, clip="a"),
             "Normalize clip must be a number above 0, got 'a'",
         ),
-        (
-            lambda: mr.Cast("float32", scale="a"),
-            "Cast scale must be a finite number, got 'a'",
-        ),
-        (
-            lambda: mr.Cast("float32", offset=np.nan),
-            "Cast offset must be a finite number, got nan",
-        ),
-        (
-            lambda: mr.FrameStack(2, axis="a"),
-            "FrameStack axis must be an integer.*got 'a'",
-        ),
-        (
-            lambda: mr.OneHot(2, start=0.5),
-            "OneHot start must be an integer.*got 0.5",
-        ),
+        (lambda: mr.Cast("float32", scale="a"), "Cast scale must be a finite number, got 'a'"),
+        (lambda: mr.Cast("float32", offset=np.nan), "Cast offset must be a finite number, got nan"),
+        (lambda: mr.FrameStack(2, axis="a"), "FrameStack axis must be an integer.*got 'a'"),
+        (lambda: mr.OneHot(2, start=0.5), "OneHot start must be an integer.*got 0.5"),
         (
             lambda: mr.DiscountedReturn(0.5, default="a"),
             "DiscountedReturn default must be a number.*got 'a'",

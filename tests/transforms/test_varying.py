@@ -19,9 +19,14 @@ FIELDS = {
 def buffer_of(transforms, sampler=None, count=12):
     """A buffer whose tokens and prompts follow from each step's number."""
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(FIELDS), 40, engine="memory", heap_bytes="8 KiB",
-        transforms=transforms, sampler=sampler or mr.UniformSampler(seed=0),
-    )  # fmt: skip
+        None,
+        mr.Schema(FIELDS),
+        40,
+        engine="memory",
+        heap_bytes="8 KiB",
+        transforms=transforms,
+        sampler=sampler or mr.UniformSampler(seed=0),
+    )
     for number in range(count):
         buffer.add(
             {
@@ -122,10 +127,14 @@ def test_frames_of_next_observations_are_those_of_a_list(
     transforms = [mr.FrameStack(k), mr.NStep(nstep, gamma=1.0)]
     # Shards of a compressed ring have 64 rows: some rows are in none.
     with mr.ReplayBuffer.create(
-        None if engine == "memory" else tmp_path / "b", mr.Schema(fields), 400,
-        engine=engine, heap_bytes="64 KiB", transforms=transforms,
+        None if engine == "memory" else tmp_path / "b",
+        mr.Schema(fields),
+        400,
+        engine=engine,
+        heap_bytes="64 KiB",
+        transforms=transforms,
         sampler=mr.SequenceSampler(2, mr.UniformSampler(seed=0)) if windows else None,
-    ) as buffer:  # fmt: skip
+    ) as buffer:
         for n in range(count):
             # Values of the next episode differ from those that followed the last one.
             number, ended = 2 * n + n // length, n % length == length - 1
@@ -145,9 +154,7 @@ def test_frames_of_next_observations_are_those_of_a_list(
     for row, n in enumerate(numbers.tolist()):
         first = n - n % length
         last = min(n + nstep - 1, first + length - 1)
-        wanted = [
-            2 * max(p, first) + n // length for p in range(last - k + 2, last + 2)
-        ]
+        wanted = [2 * max(p, first) + n // length for p in range(last - k + 2, last + 2)]
         assert [bytes(frame) for frame in frames[row]] == [
             plain(value(number)) for number in wanted
         ]
@@ -225,9 +232,13 @@ def test_goals_that_vary_are_refused():
     }
     with pytest.raises(SchemaError, match=r"^HER: 'observation/achieved_goal' must h"):
         mr.ReplayBuffer.create(
-            None, mr.Schema(goals), 9, engine="memory", heap_bytes="8 KiB",
+            None,
+            mr.Schema(goals),
+            9,
+            engine="memory",
+            heap_bytes="8 KiB",
             transforms=[mr.HER("future", 0.5, lambda achieved, desired: 0.0)],
-        )  # fmt: skip
+        )
 
 
 def test_moments_are_not_fitted_to_a_field_that_varies():

@@ -19,13 +19,18 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 MODES = [
-    ("disabled", False), ("disabled", True), ("same_step", False), ("same_step", True),
+    ("disabled", False),
+    ("disabled", True),
+    ("same_step", False),
+    ("same_step", True),
     ("next_step", False),
-]  # fmt: skip
+]
 SHAPES = [
-    {"length": 2}, {"length": 3, "boundary": "any"}, {"length": 3, "boundary": "pad"},
+    {"length": 2},
+    {"length": 3, "boundary": "any"},
+    {"length": 3, "boundary": "pad"},
     {"length": 1, "burn_in": 1, "bootstrap": 1, "boundary": "pad"},
-]  # fmt: skip
+]
 
 
 def small_rings(autoreset, final, transforms=(), longest=5):
@@ -87,9 +92,7 @@ def test_each_step_of_each_small_ring_is_a_legal_start(autoreset, final):
 
 @pytest.mark.parametrize(("autoreset", "final"), MODES)
 @pytest.mark.parametrize("contiguous", [False, True])
-def test_windows_hold_steps_without_a_known_next_observation(
-    autoreset, final, contiguous
-):
+def test_windows_hold_steps_without_a_known_next_observation(autoreset, final, contiguous):
     unknown = 0
     for twin in small_rings(autoreset, final, longest=4):
         buffer, oracle = twin.buffer, twin.oracle
@@ -99,9 +102,7 @@ def test_windows_hold_steps_without_a_known_next_observation(
             expected = windows(oracle, **shape)
             if not expected:
                 continue
-            sampler = mr.SequenceSampler(
-                sampler=mr.ShuffledSampler(0, shuffle=False), **shape
-            )
+            sampler = mr.SequenceSampler(sampler=mr.ShuffledSampler(0, shuffle=False), **shape)
             batch = buffer.sample_by(sampler, 99, contiguous=contiguous)
             assert len(batch) == len(expected)
             for row, position in enumerate(batch.positions.tolist()):
@@ -168,9 +169,7 @@ def test_episodes_are_as_long_as_the_filters_count():
     assert lengths() == [3, 4, 5]
     assert lengths(min_length=4) == [4, 5]
     inner = mr.UniformSampler(0)
-    running = mr.EpisodeSampler(
-        inner, layout="ragged", running=True, min_length=4, max_length=4
-    )
+    running = mr.EpisodeSampler(inner, layout="ragged", running=True, min_length=4, max_length=4)
     batch = buffer.sample_by(running, 50)
     assert set(batch.positions.tolist()) == {3, 4, 5, 6}
     assert lengths(max_length=3) == [3]
@@ -196,9 +195,7 @@ def test_a_running_episode_is_chosen_by_the_steps_that_batches_hold(without):
         )
         return set(np.diff(twin.buffer.sample_by(sampler, 50).offsets).tolist())
 
-    assert lengths(lambda rows: rows.lengths == (4 if without else 3)) == (
-        {4} if without else {3}
-    )
+    assert lengths(lambda rows: rows.lengths == (4 if without else 3)) == ({4} if without else {3})
     if without:
         assert lengths(by_return) == {4}
     else:
@@ -210,29 +207,21 @@ def test_a_running_episode_is_chosen_by_the_steps_that_batches_hold(without):
 def test_rewards_are_summed_up_to_an_end_without_a_next_observation(n):
     twin = Twin(None, 40, transforms=[mr.NStep(n, gamma=0.5)])
     twin.extend([[""]] * 4 + [["u"]] + [[""]] * 4)
-    batch = twin.buffer.sample_by(
-        mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged"), 1
-    )
+    batch = twin.buffer.sample_by(mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged"), 1)
     rewards = np.arange(1, 6) / 4
     assert batch.mask.tolist() == [t + n < 5 for t in range(5)]
     for t in range(5):
         some = rewards[t : t + n]
-        np.testing.assert_allclose(
-            batch["reward"][t], some @ 0.5 ** np.arange(len(some))
-        )
+        np.testing.assert_allclose(batch["reward"][t], some @ 0.5 ** np.arange(len(some)))
         after = t if t + n >= 5 else t + n
-        np.testing.assert_array_equal(
-            batch["next_observation"][t], [after + 1, -after - 1]
-        )
+        np.testing.assert_array_equal(batch["next_observation"][t], [after + 1, -after - 1])
         assert batch["discount"][t] == 0.5 ** len(some)
 
 
 def test_returns_of_an_episode_are_those_of_its_steps():
     twin = Twin(None, 40, transforms=[mr.DiscountedReturn(1.0, time_limit="none")])
     twin.extend([[""]] * 3 + [["u"]] + [[""]])
-    batch = twin.buffer.sample_by(
-        mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged"), 1
-    )
+    batch = twin.buffer.sample_by(mr.EpisodeSampler(mr.UniformSampler(0), layout="ragged"), 1)
     assert len(batch) == 4
     sums = np.cumsum(batch["reward"][::-1])[::-1]
     np.testing.assert_allclose(batch["discounted_return"], sums)
@@ -274,18 +263,19 @@ def test_transforms_that_need_next_observations_are_refused(name, before):
     )
     with pytest.raises(SchemaError, match=message):
         mr.ReplayBuffer.create(
-            None, mr.Schema(GOALS), 20, engine="memory",
+            None,
+            mr.Schema(GOALS),
+            20,
+            engine="memory",
             transforms=transforms if before else transforms[::-1],
-        )  # fmt: skip
+        )
 
 
 def test_a_next_observation_that_was_left_out_is_no_field():
     twin = Twin(None, 20, transforms=[mr.WithoutNext()])
     twin.extend([[""]] * 5)
     batch = twin.buffer.sample(3)
-    with pytest.raises(
-        SchemaError, match=r"has no field 'next_observation'.*WithoutNext"
-    ):
+    with pytest.raises(SchemaError, match=r"has no field 'next_observation'.*WithoutNext"):
         batch["next_observation"]
     assert batch.get("next_observation") is None
     windows_of = mr.SequenceSampler(2, first_only=("next_observation",))
@@ -293,9 +283,12 @@ def test_a_next_observation_that_was_left_out_is_no_field():
         twin.buffer.sample_by(windows_of, 1)
     with pytest.raises(SchemaError, match="WithoutNext leaves next observations out"):
         mr.ReplayBuffer.create(
-            None, twin.buffer.schema, 9, engine="memory",
+            None,
+            twin.buffer.schema,
+            9,
+            engine="memory",
             transforms=[mr.WithoutNext(), mr.Cast("float32", "next_observation")],
-        )  # fmt: skip
+        )
 
 
 def test_stored_next_observations_are_left_out_too():
@@ -331,13 +324,9 @@ def test_a_step_that_becomes_a_legal_start_has_the_priority_it_entered_with(tmp_
 
     def masses(transforms):
         sampler = mr.PrioritizedSampler(1.0, 0.0, eps=0.0, seed=0)
-        with mr.ReplayBuffer.open(
-            twin.path, "r", sampler=sampler, transforms=transforms
-        ) as buffer:
+        with mr.ReplayBuffer.open(twin.path, "r", sampler=sampler, transforms=transforms) as buffer:
             batch = buffer.sample(400)
-            shares = dict(
-                zip(batch.positions.tolist(), batch.probabilities.tolist(), strict=True)
-            )
+            shares = dict(zip(batch.positions.tolist(), batch.probabilities.tolist(), strict=True))
             buffer.update_priorities(batch, np.full(400, 3.0))
         return shares
 
@@ -346,9 +335,7 @@ def test_a_step_that_becomes_a_legal_start_has_the_priority_it_entered_with(tmp_
     assert set(first) == {0, 1, 2, 4, 5}
     second = masses(without)
     # Seen as rows at 1 by the first draw; those that it could draw were set to 3.
-    assert second == pytest.approx(
-        {p: (3.0 if p in first else 1.0) / 17.0 for p in range(7)}
-    )
+    assert second == pytest.approx({p: (3.0 if p in first else 1.0) / 17.0 for p in range(7)})
     assert masses([]) == pytest.approx(dict.fromkeys(first, 1 / 5))
     assert masses(without) == pytest.approx(dict.fromkeys(range(7), 1 / 7))
 
@@ -368,9 +355,7 @@ def test_a_step_without_a_next_observation_is_gathered_in_windows_only():
     twin = Twin(None, 20)
     twin.extend([[""], ["u"], [""], [""]])
     buffer = twin.buffer
-    draw = mr.SequenceSampler(2, mr.ShuffledSampler(0, shuffle=False)).draw(
-        buffer.view, 1
-    )
+    draw = mr.SequenceSampler(2, mr.ShuffledSampler(0, shuffle=False)).draw(buffer.view, 1)
     assert draw.windows.mask.tolist() == [[True, False]]
     assert buffer.gather(draw)["truncated"].tolist() == [[False, True]]
     draw.windows.mask[...] = True
@@ -423,9 +408,8 @@ def a_dataset(path):
 
 def a_stream(path):
     stream = mr.ReplayStream(
-        path, mr.ShuffledSampler(0), batch_size=6, num_batches=3,
-        transforms=[mr.WithoutNext()],
-    )  # fmt: skip
+        path, mr.ShuffledSampler(0), batch_size=6, num_batches=3, transforms=[mr.WithoutNext()]
+    )
     return list(stream)
 
 
@@ -476,9 +460,8 @@ def test_a_loss_that_the_mask_weighs_has_no_nan_of_a_masked_step(name, made):
     fields = dict(FIELDS, value=mr.Field((), "float32"))
     transform = ESTIMATES[name]
     buffer = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 16, engine="memory", autoreset="disabled",
-        transforms=[transform],
-    )  # fmt: skip
+        None, mr.Schema(fields), 16, engine="memory", autoreset="disabled", transforms=[transform]
+    )
     last = np.isin(np.arange(12), (3, 5, 8))
     steps = {path: np.zeros((12, *f.shape), f.dtype) for path, f in fields.items()}
     steps["reward"] += 1
@@ -494,9 +477,8 @@ def test_a_loss_that_the_mask_weighs_has_no_nan_of_a_masked_step(name, made):
     # Only what is unknown is 0: the same batch with a default has the other values.
     other = dataclasses.replace(transform, default=7.0)
     with_default = mr.ReplayBuffer.create(
-        None, mr.Schema(fields), 16, engine="memory", autoreset="disabled",
-        transforms=[other],
-    )  # fmt: skip
+        None, mr.Schema(fields), 16, engine="memory", autoreset="disabled", transforms=[other]
+    )
     rows = buffer.gather_all()
     with_default.extend({path: rows[path] for path in fields})
     with_default.sampler = SAMPLERS_OF_MASKS[made](mr.ShuffledSampler(0, shuffle=False))

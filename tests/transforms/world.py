@@ -7,11 +7,7 @@ from mmreplay.samplers.base import Draw, Windows
 from tests.transforms.oracle import Episode
 
 GOAL = mr.Field((2,), "float64")
-OBSERVATION = {
-    "frame": mr.Field((2,), "int64"),
-    "achieved_goal": GOAL,
-    "desired_goal": GOAL,
-}
+OBSERVATION = {"frame": mr.Field((2,), "int64"), "achieved_goal": GOAL, "desired_goal": GOAL}
 FIELDS = {
     "observation": OBSERVATION,
     "action": mr.Field((), "int32"),
@@ -59,10 +55,16 @@ class World:
         self.capacity = capacity
         self.sampler = Scripted()
         self.buffer = mr.ReplayBuffer.create(
-            path, mr.Schema(fields), capacity, num_envs, autoreset=autoreset,
-            engine="memory" if path is None else "memmap", sampler=self.sampler,
-            transforms=transforms, commit_every=None,
-        )  # fmt: skip
+            path,
+            mr.Schema(fields),
+            capacity,
+            num_envs,
+            autoreset=autoreset,
+            engine="memory" if path is None else "memmap",
+            sampler=self.sampler,
+            transforms=transforms,
+            commit_every=None,
+        )
         self.episodes = [[] for _ in range(num_envs)]
         self.heads = [0] * num_envs
         self.tails = [0] * num_envs
@@ -129,9 +131,13 @@ class World:
         path, transforms = self.buffer.path, self.buffer.transforms
         self.buffer.close()
         self.buffer = mr.ReplayBuffer.open(
-            path, "r+", on_resume=on_resume, sampler=self.sampler,
-            transforms=transforms, commit_every=None,
-        )  # fmt: skip
+            path,
+            "r+",
+            on_resume=on_resume,
+            sampler=self.sampler,
+            transforms=transforms,
+            commit_every=None,
+        )
         for env_id, episodes in enumerate(self.episodes):
             if on_resume == "truncate" and episodes and not episodes[-1].end:
                 episodes[-1].end = "u"
@@ -152,9 +158,7 @@ class World:
         """The rows that the buffer calls legal starts."""
         view = self.buffer._reader
         starts, rows = view.starts, list(self.rows())
-        within = [
-            row for row in rows if starts.first[row[0]] <= row[1] < starts.stop[row[0]]
-        ]
+        within = [row for row in rows if starts.first[row[0]] <= row[1] < starts.stop[row[0]]]
         ids, positions = (np.array([row[i] for row in within], int) for i in (0, 1))
         legal = view.legal(ids, positions)
         return [row for row, one in zip(within, legal, strict=True) if one]
@@ -167,9 +171,8 @@ class World:
             steps = np.array(windows, np.int64)
             windows = Windows(steps, np.ones(steps.shape, bool))
         self.sampler.next = Draw(
-            ids, places, np.full(count, 1 / count), np.ones(count, np.float32), key,
-            windows,
-        )  # fmt: skip
+            ids, places, np.full(count, 1 / count), np.ones(count, np.float32), key, windows
+        )
         batch = self.buffer.sample(count)
         # The first batch of a buffer tells what is read, those after it are read in
         # one go; and what is drawn apart is the same, too.

@@ -42,9 +42,7 @@ def test_impossible_flags_are_found(tmp_path, layout, flags, message):
 
 def plain(path, autoreset="disabled", layout=None):
     """A buffer of one endless episode in each of two environments."""
-    fields = mr.Schema(
-        {"observation": mr.Field((), "int64"), "terminated": mr.Field((), "bool")}
-    )
+    fields = mr.Schema({"observation": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
     with mr.ReplayBuffer.create(
         path, fields, 32, 2, autoreset=autoreset, layout=layout, commit_every=None
     ) as buffer:
@@ -73,9 +71,7 @@ def plain(path, autoreset="disabled", layout=None):
         ),
     ],
 )
-def test_rows_that_cannot_follow_each_other_are_found(
-    tmp_path, autoreset, flags, message
-):
+def test_rows_that_cannot_follow_each_other_are_found(tmp_path, autoreset, flags, message):
     path = plain(tmp_path / "b", autoreset)
     for index, value in enumerate(flags):
         set_flags(path, 0, 4 + index, value)
@@ -91,9 +87,7 @@ def test_a_first_row_that_starts_nothing_is_found(tmp_path):
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("position", [19, 20, 22])
-def test_flags_that_are_published_and_not_yet_committed_are_found(
-    tmp_path, layout, position
-):
+def test_flags_that_are_published_and_not_yet_committed_are_found(tmp_path, layout, position):
     """They are served; of a copy they are cut."""
     path = plain(tmp_path / "b", layout=layout)
     with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:

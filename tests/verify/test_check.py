@@ -18,9 +18,7 @@ from tests.verify.support import DATA, flip, kinds, make, messages, put
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("count", [16, 64, 160, 1600])
-def test_a_buffer_as_written_has_nothing_to_report(
-    tmp_path, rng, layout, autoreset, count
-):
+def test_a_buffer_as_written_has_nothing_to_report(tmp_path, rng, layout, autoreset, count):
     make(tmp_path / "b", rng, count, layout=layout, autoreset=autoreset)
     report = verify_buffer(tmp_path / "b")
     assert report.findings == ()
@@ -54,9 +52,7 @@ def test_truncated_metadata_is_found(path):
 
 def test_a_newer_version_is_refused(path):
     text = (path / "metadata.json").read_text()
-    (path / "metadata.json").write_text(
-        text.replace('"version": [\n  1', '"version": [\n  9')
-    )
+    (path / "metadata.json").write_text(text.replace('"version": [\n  1', '"version": [\n  9'))
     with pytest.raises(VersionError, match=r"format version 9.*Install a newer"):
         verify_buffer(path)
 
@@ -158,9 +154,7 @@ def test_the_report_is_plain_facts(path):
 
 def test_rows_published_since_the_commit_are_counted_apart(tmp_path, rng):
     schema = mr.Schema({"a": mr.Field((), "int64")})
-    with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 64, commit_every=None
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 64, commit_every=None) as buffer:
         buffer.extend(a=np.arange(20))
         buffer.commit()
         buffer.extend(a=np.arange(5))

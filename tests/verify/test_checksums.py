@@ -25,9 +25,7 @@ def test_every_sum_covers_what_the_writer_summed(tmp_path, rng):
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("chunk_nbytes", [100, 5000, 70_000])
-def test_rows_larger_than_what_is_read_at_a_time(
-    tmp_path, rng, monkeypatch, layout, chunk_nbytes
-):
+def test_rows_larger_than_what_is_read_at_a_time(tmp_path, rng, monkeypatch, layout, chunk_nbytes):
     """Memory is bounded by the pieces, whatever the metadata says of the rows."""
     path = make(tmp_path / "b", rng, layout=layout)
     expected = verify_buffer(path)
@@ -99,9 +97,7 @@ def test_a_checksum_of_another_lap_is_found(path):
 def test_blocks_overwritten_while_they_are_read_are_skipped(tmp_path, rng, monkeypatch):
     """A writer laps the check between two of its reads."""
     path = tmp_path / "b"
-    buffer = mr.ReplayBuffer.create(
-        path, schema(), 64, 2, commit_every=None, autoreset="disabled"
-    )
+    buffer = mr.ReplayBuffer.create(path, schema(), 64, 2, commit_every=None, autoreset="disabled")
     buffer.extend(steps(rng, 64, 2))
     buffer.commit()
     real, reads = File.pread, []

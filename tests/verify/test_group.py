@@ -28,9 +28,7 @@ def quick():
 def path(tmp_path, rng, request):
     """A closed buffer that went round, all of its rows in shards."""
     path = tmp_path / "b"
-    with mr.ReplayBuffer.create(
-        path, schema(), 64, 2, layout=request.param, **ENGINE
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema(), 64, 2, layout=request.param, **ENGINE) as buffer:
         for _ in range(5):
             buffer.extend(steps(rng, 20, 2))
     assert verify_buffer(path).findings == ()
@@ -123,9 +121,7 @@ def test_what_a_user_says_may_nest_as_deep_as_metadata_takes(tmp_path):
     for _ in range(strict_json.MAX_DEPTH - 2):
         inner = [inner]
     path = tmp_path / "d"
-    mr.ReplayBuffer.create(
-        path, schema(), 64, 2, user_metadata={"a": inner}, **ENGINE
-    ).close()
+    mr.ReplayBuffer.create(path, schema(), 64, 2, user_metadata={"a": inner}, **ENGINE).close()
     assert verify_buffer(path).findings == ()
 
 

@@ -74,9 +74,7 @@ def test_a_buffer_that_lost_power_is_whole(tmp_path, rng):
     assert report.blocks > 0
 
 
-def test_what_clear_dequeue_resize_and_more_steps_than_capacity_leave_is_whole(
-    tmp_path, rng
-):
+def test_what_clear_dequeue_resize_and_more_steps_than_capacity_leave_is_whole(tmp_path, rng):
     path = make(tmp_path / "b", rng, 96)
     with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
         buffer.extend(steps(rng, 5, 2))

@@ -20,9 +20,15 @@ tail, for their shard is not full."""
 def buffer(tmp_path, rng, request):
     """An open buffer, of which each row of pixels is a chunk of its own."""
     with mr.ReplayBuffer.create(
-        tmp_path / "b", schema(), 128, 2, layout=request.param, engine="zarr",
-        commit_every=None, autoreset="disabled",
-    ) as buffer:  # fmt: skip
+        tmp_path / "b",
+        schema(),
+        128,
+        2,
+        layout=request.param,
+        engine="zarr",
+        commit_every=None,
+        autoreset="disabled",
+    ) as buffer:
         buffer.extend(steps(rng, COMMITTED, 2))
         buffer.commit()
         buffer.extend(steps(rng, PUBLISHED - COMMITTED, 2))
@@ -91,9 +97,7 @@ def test_a_damaged_row_that_is_not_served_is_nobodys(buffer, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "link"])
-def test_that_nothing_says_which_rows_are_in_shards_is_a_finding(
-    buffer, tmp_path, damage
-):
+def test_that_nothing_says_which_rows_are_in_shards_is_a_finding(buffer, tmp_path, damage):
     buffer.close()
     place = tmp_path / "b" / DATA / "places.bin"
     if damage == "cut":

@@ -53,10 +53,7 @@ def test_a_buffer_that_was_drawn_from_is_whole(path):
             "of its 2 records none is a valid one",
         ),
         (lambda p: (column(p) / "STATE").unlink(), "STATE is missing"),
-        (
-            lambda p: (column(p) / "priorities.bin").unlink(),
-            "priorities.bin is missing",
-        ),
+        (lambda p: (column(p) / "priorities.bin").unlink(), "priorities.bin is missing"),
         (lambda p: (column(p) / "priorities.bin").write_bytes(b"123"), "got 3 bytes"),
         (lambda p: (p / "limiter" / "law.json").write_text("{"), "law.json"),
         (lambda p: put(p / "limiter" / "learner-000", 0, b"x"), "complement"),
@@ -144,10 +141,7 @@ def test_a_buffer_whose_uses_were_counted_is_whole(counted, deep):
         (lambda p: os.truncate(p / "uses.bin", 64), " bytes, got 64; counts of uses"),
         (lambda p: (p / "uses.bin").unlink(), "uses.bin is missing"),
         (lambda p: (p / "uses.bin").write_bytes(b"123"), "of 4, a number for each row"),
-        (
-            lambda p: put(p / "SYNCED", 8, b"xyz"),
-            "not a valid one of this buffer; counts of",
-        ),
+        (lambda p: put(p / "SYNCED", 8, b"xyz"), "not a valid one of this buffer; counts of"),
         (lambda p: (p / "SYNCED").write_bytes(b""), "4096 or 8192 bytes, got 0"),
     ],
 )

@@ -65,7 +65,7 @@ def test_an_incomplete_slot_after_a_crash_is_a_note(path):
         (3, {"limits": np.array([9999, 64])}, "which would overwrite rows alive"),
         (0, {"limits": np.array([1 << 62, 1 << 62])}, "out of order"),
     ],
-)  # fmt: skip
+)
 def test_a_slot_that_contradicts_itself_is_found(path, slot, changes, message):
     rewrite(path, slot, **changes)
     assert message in messages(path, "slot")

@@ -52,9 +52,13 @@ class Velora:
         states = self._torch.from_numpy(numbered(first, count))
         zeros = self._torch.zeros(count, 1)
         self.buffer.add_multi(
-            states, zeros.repeat(1, ACTION), states[:, 0], states + 1, zeros,
+            states,
+            zeros.repeat(1, ACTION),
+            states[:, 0],
+            states + 1,
+            zeros,
             zeros.repeat(1, HIDDEN),
-        )  # fmt: skip
+        )
         self._next = first + count
 
     def add(self) -> None:
@@ -99,12 +103,7 @@ class Tmrl:
             (self._action, row, float(row[0]) - 1, False, False, {}) for row in rows
         ]
         stats = dict.fromkeys(
-            (
-                f"stat_{run}_{what}"
-                for run in ("train", "test")
-                for what in ("return", "steps")
-            ),
-            0.0,
+            (f"stat_{run}_{what}" for run in ("train", "test") for what in ("return", "steps")), 0.0
         )
         self.memory.append(_Buffer(memory=samples, **stats))
 
@@ -172,22 +171,34 @@ class Pytorchrl:
     def _fill(self, first: int, count: int) -> None:
         rows = numbered(first, count)[:, None]
         zeros = np.zeros((count, 1, 1), np.float32)
-        self.storage.insert_data_slice({
-            "Observation": rows, "Done": zeros, "Action": zeros.repeat(ACTION, 2),
-            "Reward": rows[..., :1], "NextObservation": rows + 1, "NextDone": zeros,
-        })  # fmt: skip
+        self.storage.insert_data_slice(
+            {
+                "Observation": rows,
+                "Done": zeros,
+                "Action": zeros.repeat(ACTION, 2),
+                "Reward": rows[..., :1],
+                "NextObservation": rows + 1,
+                "NextDone": zeros,
+            }
+        )
         self._next = first + count
 
     def add(self) -> None:
         """See `Face`."""
         row, zeros = self._torch.from_numpy(numbered(self._next, 1)), self._zeros
         self._next += 1
-        self.storage.insert_transition({
-            "Observation": row, "RecurrentHiddenStates": zeros, "Done": zeros,
-            "Action": zeros.repeat(1, ACTION), "Reward": row[:, :1],
-            "NextObservation": row + 1, "NextRecurrentHiddenStates": zeros,
-            "NextDone": zeros,
-        })  # fmt: skip
+        self.storage.insert_transition(
+            {
+                "Observation": row,
+                "RecurrentHiddenStates": zeros,
+                "Done": zeros,
+                "Action": zeros.repeat(1, ACTION),
+                "Reward": row[:, :1],
+                "NextObservation": row + 1,
+                "NextRecurrentHiddenStates": zeros,
+                "NextDone": zeros,
+            }
+        )
 
     def sample(self, batch: int) -> Any:
         """See `Face`; errors go back, as they do after each draw."""

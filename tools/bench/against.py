@@ -97,9 +97,7 @@ def _figures(results: Mapping[str, Any], above: Line) -> Iterator[tuple[Line, fl
             yield (*above, key), float(value)
 
 
-def compare(
-    script: str, now: Sequence[Figures], before: Sequence[Figures]
-) -> list[Compared]:
+def compare(script: str, now: Sequence[Figures], before: Sequence[Figures]) -> list[Compared]:
     """Compare the lines that every round of both trees has.
 
     Args:
@@ -115,8 +113,7 @@ def compare(
         ours = _best_and_median([each[line] for each in now], high=bool(high))
         theirs = _best_and_median([each[line] for each in before], high=bool(high))
         best, middle = (
-            mine / other if high else other / mine
-            for mine, other in zip(ours, theirs, strict=True)
+            mine / other if high else other / mine for mine, other in zip(ours, theirs, strict=True)
         )
         found.append(Compared(script, line, ours, theirs, best, middle))
     return found
@@ -141,9 +138,7 @@ def table(lines: Sequence[Compared], bound: float) -> str:
         for line in sorted(lines, key=lambda line: line.speed)
     ]
     widths = [max(len(row[k]) for row in rows) for k in range(len(header) - 1)]
-    return "\n".join(
-        "  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in rows
-    )
+    return "\n".join("  ".join([*map(str.rjust, row, widths), row[-1]]).rstrip() for row in rows)
 
 
 def summary(lines: Sequence[Compared], bound: float) -> str:
@@ -174,9 +169,8 @@ def refuse_other_package(python: Path, tree: Path) -> None:
     """
     program = "import mmreplay; print(mmreplay.__file__)"
     done = subprocess.run(
-        [str(python), "-c", program], cwd=tree, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
+        [str(python), "-c", program], cwd=tree, capture_output=True, text=True, check=True
+    )
     if not Path(done.stdout.strip()).is_relative_to(tree):
         raise SystemExit(
             f"{python} imports {done.stdout.strip()} in {tree}. "
@@ -197,9 +191,8 @@ def run(script: str, tree: Path, options: argparse.Namespace) -> Figures:
     command += ["--peers", ""] if script in PEERS_OF else []
     try:
         done = subprocess.run(
-            command, cwd=tree, capture_output=True, text=True, check=False,
-            timeout=options.timeout,
-        )  # fmt: skip
+            command, cwd=tree, capture_output=True, text=True, check=False, timeout=options.timeout
+        )
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{script} took more than {options.timeout:g} s") from error
     if done.returncode:
@@ -207,9 +200,7 @@ def run(script: str, tree: Path, options: argparse.Namespace) -> Figures:
     return own_lines(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(
-    script: str, trees: tuple[Path, Path], options: argparse.Namespace
-) -> list[Compared]:
+def measure(script: str, trees: tuple[Path, Path], options: argparse.Namespace) -> list[Compared]:
     """Run one script in both trees in turns, and again where a line is slower.
 
     Args:
@@ -269,23 +260,27 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("revision", help="what to compare with, such as a commit")
-    parser.add_argument("scripts", nargs="*", choices=[[], *SCRIPTS], metavar="SCRIPT",
-                        help="such as bench_add; default: all")  # fmt: skip
+    parser.add_argument(
+        "scripts",
+        nargs="*",
+        choices=[[], *SCRIPTS],
+        metavar="SCRIPT",
+        help="such as bench_add; default: all",
+    )
     parser.add_argument("--quick", action="store_true", help="small and short runs")
     parser.add_argument("--rounds", type=int, default=3, help="runs in each tree")
-    parser.add_argument("--more", type=int, default=4,
-                        help="further runs of scripts with a slower line")  # fmt: skip
-    parser.add_argument("--bound", type=float, default=0.95,
-                        help="least speed over the revision's")  # fmt: skip
+    parser.add_argument(
+        "--more", type=int, default=4, help="further runs of scripts with a slower line"
+    )
+    parser.add_argument("--bound", type=float, default=0.95, help="least speed over the revision's")
     parser.add_argument("--folder", help="where scripts put files; default: TMPDIR")
     parser.add_argument("--timeout", type=float, default=3600, help="of a run, s")
     found = make_peers.python_of(make_peers.FOLDER)
     python = found if found.exists() else Path(sys.executable)
     # Scripts run in the folders of both trees: a path from here must lead there, too.
     parser.add_argument(
-        "--python", type=lambda text: Path(text).absolute(), default=python,
-        help="runs the scripts",
-    )  # fmt: skip
+        "--python", type=lambda text: Path(text).absolute(), default=python, help="runs the scripts"
+    )
     return parser.parse_args()
 
 

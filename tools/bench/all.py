@@ -66,16 +66,29 @@ PEERS_OF: dict[str, Collection[str]] = {
 ENVIRONMENTS = {"bench_ray": make_peers.ROOT / "build/ray"}
 """Scripts that run in an environment of their own, which `make ray` makes."""
 LIBRARIES = (
-    "cpprb", "flashbax", "h5py", "jax", "lmdb", "numpy", "pandas", "pyarrow", "ray",
-    "safetensors", "skrl", "stable-baselines3", "tensorstore", "tianshou", "torch",
-    "torchrl", "transferqueue", "zarr",
-)  # fmt: skip
+    "cpprb",
+    "flashbax",
+    "h5py",
+    "jax",
+    "lmdb",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "ray",
+    "safetensors",
+    "skrl",
+    "stable-baselines3",
+    "tensorstore",
+    "tianshou",
+    "torch",
+    "torchrl",
+    "transferqueue",
+    "zarr",
+)
 RAW = page.RAW
 
 
-def run(
-    script: str, python: Path, options: Sequence[str], timeout_s: float
-) -> dict[str, Any]:
+def run(script: str, python: Path, options: Sequence[str], timeout_s: float) -> dict[str, Any]:
     """Run one benchmark and return its record.
 
     Args:
@@ -92,9 +105,13 @@ def run(
     command = [str(python), "-m", f"tools.bench.{module}", *given, *options]
     try:
         done = subprocess.run(
-            command, cwd=make_peers.ROOT, capture_output=True, text=True, check=False,
+            command,
+            cwd=make_peers.ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=timeout_s,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"{script}: took more than {timeout_s:g} s") from error
     if done.returncode:
@@ -135,17 +152,12 @@ def versions(python: Path) -> str:
         "    try: print(name, metadata.version(name))\n"
         "    except metadata.PackageNotFoundError: pass\n"
     )
-    done = subprocess.run(
-        [str(python), "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True)
     return ", ".join(done.stdout.split("\n")[:-1])
 
 
 def publish(
-    results: Mapping[str, Any],
-    document: Path,
-    figures: Path,
-    readme: Path | None = None,
+    results: Mapping[str, Any], document: Path, figures: Path, readme: Path | None = None
 ) -> list[Path]:
     """Write the raw results, the plots, the page and README's table.
 
@@ -181,9 +193,8 @@ def main() -> int:
     for script in [] if options.redraw else options.scripts or SCRIPTS:
         try:
             results[script] = run(
-                script, _python(script, options), _passed(script, options),
-                options.timeout,
-            )  # fmt: skip
+                script, _python(script, options), _passed(script, options), options.timeout
+            )
         except RuntimeError as error:
             failed.append(str(error))
             print(error, file=sys.stderr, flush=True)
@@ -197,8 +208,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scripts", nargs="*", choices=[[], *SCRIPTS], metavar="SCRIPT",
-                        help="such as bench_cold; default: all")  # fmt: skip
+    parser.add_argument(
+        "scripts",
+        nargs="*",
+        choices=[[], *SCRIPTS],
+        metavar="SCRIPT",
+        help="such as bench_cold; default: all",
+    )
     parser.add_argument("--quick", action="store_true", help="small, to build/bench")
     parser.add_argument("--peers", help="comma-separated; default: all installed")
     parser.add_argument("--folder", help="where scripts put files; default: TMPDIR")

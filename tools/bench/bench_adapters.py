@@ -28,15 +28,7 @@ from tools.bench.adapter_faces import (
     numbered,
     rounds,
 )
-from tools.bench.turns import (
-    OURS,
-    Side,
-    chosen,
-    medians_us,
-    race,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, chosen, medians_us, race, run_benchmark, speedups
 
 THEIRS = "original"
 MODULES = {
@@ -138,9 +130,13 @@ class Sb3:
         """See `Face`."""
         number = self._next = self._next + 1
         self.buffer.add(
-            numbered(number - 1, 1), numbered(number, 1), self._action,
-            np.array([number - 1.0]), self._done, self._infos,
-        )  # fmt: skip
+            numbered(number - 1, 1),
+            numbered(number, 1),
+            self._action,
+            np.array([number - 1.0]),
+            self._done,
+            self._infos,
+        )
 
     def sample(self, batch: int) -> Any:
         """See `Face`."""
@@ -270,9 +266,7 @@ def main() -> None:
         __doc__,
         lambda folder, options: {
             "adapters": measure(
-                folder,
-                QUICK if options.quick else Sizes(),
-                chosen(MODULES, options.peers),
+                folder, QUICK if options.quick else Sizes(), chosen(MODULES, options.peers)
             )
         },
         one_torch_thread=True,

@@ -24,19 +24,9 @@ import numpy as np
 from tools.bench import bench_alf
 from tools.bench.bench_adapters import FACES, MODULES, NEEDED, THEIRS, Face, check
 from tools.bench.bench_memory import MIB, TIMES_LARGER, limited, resident
-from tools.bench.turns import (
-    OURS,
-    arguments,
-    chosen,
-    one_thread,
-    report,
-    rounded,
-    run_benchmark,
-)
+from tools.bench.turns import OURS, arguments, chosen, one_thread, report, rounded, run_benchmark
 
-ROW_NBYTES = {
-    "sb3": 172, "skrl": 165, "velora": 424, "tmrl": 106, "pytorchrl": 172, "alf": 108,
-}  # fmt: skip
+ROW_NBYTES = {"sb3": 172, "skrl": 165, "velora": 424, "tmrl": 106, "pytorchrl": 172, "alf": 108}
 """Of one transition, as arrays of its numbers; Python's objects take more."""
 LIMIT_MIB, QUICK_MIB = 128, 24
 BATCH, DRAWS = 256, 50
@@ -110,9 +100,16 @@ def outcome(system: str, side: str, folder: Path, limit_nbytes: int) -> dict[str
     with limited(limit_nbytes, f"-{system}-{side}") as group:
         join = "" if group is None else str(group.folder / "cgroup.procs")
         command = [
-            sys.executable, "-m", "tools.bench.bench_adapters_beyond", "--child",
-            system, side, str(folder), str(limit_nbytes), join,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tools.bench.bench_adapters_beyond",
+            "--child",
+            system,
+            side,
+            str(folder),
+            str(limit_nbytes),
+            join,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     by = "RLIMIT_DATA" if group is None else "cgroup"
     if done.returncode == 0:

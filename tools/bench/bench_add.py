@@ -28,16 +28,7 @@ from mmreplay import ReplayBuffer
 from tools.bench import cold, peers, transitions
 from tools.bench.peers import Peer
 from tools.bench.transitions import BLOCK, Columns
-from tools.bench.turns import (
-    OURS,
-    Side,
-    Times,
-    medians_us,
-    race,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, Times, medians_us, race, rounded, run_benchmark, speedups
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +65,7 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
         steady = race(_extends(ours, others), sizes.steady_turns)
         _check(ours, others)
         singles = {name: peers.build(name, capacity, 1) for name in names}
-        full = race(_adds(ours, others | _only(singles, SINGLE)),
-                    sizes.add_turns, sizes.calls)  # fmt: skip
+        full = race(_adds(ours, others | _only(singles, SINGLE)), sizes.add_turns, sizes.calls)
     with transitions.make(folder / "steps", capacity) as fresh:
         begun = race(_adds(fresh, singles), sizes.add_turns, sizes.calls)
         _check(fresh, singles)

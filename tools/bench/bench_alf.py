@@ -60,9 +60,8 @@ class Tensors:
 
         self._torch, self._length = torch, length
         self._leaves = Row(
-            *(torch.zeros(ENVS, length, *leaf.shape[1:], dtype=leaf.dtype)
-              for leaf in row(0))
-        )  # fmt: skip
+            *(torch.zeros(ENVS, length, *leaf.shape[1:], dtype=leaf.dtype) for leaf in row(0))
+        )
         self._head = torch.zeros(ENVS, dtype=torch.int64)
         self._size = torch.zeros(ENVS, dtype=torch.int64)
         self._all = torch.arange(ENVS)
@@ -114,9 +113,7 @@ class Tensors:
             share = (turns + torch.rand(size)) / (size // ENVS)
             first = self._head[ids] - self._size[ids]
             starts = self._size[ids] - length + 1
-            positions = first + (share * starts).to(torch.int64).clamp(
-                max=self._length - 1
-            )
+            positions = first + (share * starts).to(torch.int64).clamp(max=self._length - 1)
         else:
             total = self._sums[1]
             leaves = self._find((torch.arange(size) + torch.rand(size)) / size * total)
@@ -176,9 +173,8 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
         by_priority = name == "prioritized"
         spec = Row(*(leaf[0] for leaf in row(0)))
         ours = ReplayBuffer(
-            spec, ENVS, sizes.length, prioritized_sampling=by_priority,
-            path=folder / name,
-        )  # fmt: skip
+            spec, ENVS, sizes.length, prioritized_sampling=by_priority, path=folder / name
+        )
         sides: dict[str, dict[str, Side]] = {}
         theirs = Tensors(by_priority, sizes.length)
         for side, memory in ((OURS, ours), (THEIRS, theirs)):
@@ -187,9 +183,7 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
         for part in ("add", "draw"):
             calls = {side: parts[part] for side, parts in sides.items()}
             times = race(calls, sizes.turns, sizes.calls)
-            told[f"{name}_{part}"] = {
-                "speedup": speedups(times), "median_us": medians_us(times),
-            }  # fmt: skip
+            told[f"{name}_{part}"] = {"speedup": speedups(times), "median_us": medians_us(times)}
         ours.close()
     return told
 
@@ -198,9 +192,7 @@ def main() -> None:
     """Measure and print one line of JSON."""
     run_benchmark(
         __doc__,
-        lambda folder, options: {
-            "alf": measure(folder, QUICK if options.quick else Sizes())
-        },
+        lambda folder, options: {"alf": measure(folder, QUICK if options.quick else Sizes())},
         one_torch_thread=True,
     )
 

@@ -31,15 +31,7 @@ from tools.bench import cold, disk_peers
 from tools.bench.bench_memory import MIB, Group, limited
 from tools.bench.bench_pixels import SHAPE, block, check
 from tools.bench.disk_peers import LOADER, RINGS, Pixels, RingShape, Side
-from tools.bench.turns import (
-    OURS,
-    Times,
-    arguments,
-    report,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Times, arguments, report, rounded, run_benchmark, speedups
 
 BATCH = 256
 ADDS = 64
@@ -94,10 +86,20 @@ class Contestant:
         self._name = name
         join = "" if group is None else str(group.folder / "cgroup.procs")
         command = [
-            sys.executable, "-m", "tools.bench.bench_beyond", "--child", name,
-            "--folder", str(folder), "--rows", str(sizes.rows), "--join", join,
-            "--row-nbytes", "0" if sizes.row == SHAPE else str(sizes.row_nbytes),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tools.bench.bench_beyond",
+            "--child",
+            name,
+            "--folder",
+            str(folder),
+            "--rows",
+            str(sizes.rows),
+            "--join",
+            join,
+            "--row-nbytes",
+            "0" if sizes.row == SHAPE else str(sizes.row_nbytes),
+        ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -151,15 +153,11 @@ def measure(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[str, objec
                 found = sides[name].turn(sizes.seconds)
                 if turn >= 0:
                     turns[name].append(found)
-        return figures_of(
-            turns, sizes, {name: side.group for name, side in sides.items()}
-        )
+        return figures_of(turns, sizes, {name: side.group for name, side in sides.items()})
 
 
 def figures_of(
-    turns: Mapping[str, list[dict[str, Any]]],
-    sizes: Sizes,
-    groups: Mapping[str, Group | None],
+    turns: Mapping[str, list[dict[str, Any]]], sizes: Sizes, groups: Mapping[str, Group | None]
 ) -> dict[str, object]:
     """What is printed."""
     draws: Times = {n: np.array([t["draw_s"] for t in ts]) for n, ts in turns.items()}
@@ -178,9 +176,7 @@ def figures_of(
             found[f"{what}_speedup_of_{way}"] = over
     found["draw_mb_per_s"] = _rates(draws, BATCH * sizes.row_nbytes / 1e6)
     found["adds_per_s"] = _rates(adds, 1)
-    found["memory"] = {
-        name: _memory(turns[name], groups[name], sizes) for name in turns
-    }
+    found["memory"] = {name: _memory(turns[name], groups[name], sizes) for name in turns}
     return found
 
 
@@ -189,9 +185,7 @@ def _rates(times: Times, amount: float) -> dict[str, float]:
     return {n: rounded(amount / float(np.median(t))) for n, t in times.items()}
 
 
-def _memory(
-    turns: list[dict[str, Any]], group: Group | None, sizes: Sizes
-) -> dict[str, float]:
+def _memory(turns: list[dict[str, Any]], group: Group | None, sizes: Sizes) -> dict[str, float]:
     """What a side took, and whether it slowed down."""
     quarter = max(1, len(turns) // 4)
     seconds = [turn["draw_s"] for turn in turns]
@@ -238,12 +232,7 @@ def _warm(name: str, folder: Path, row: tuple[int, ...]) -> None:
 
 
 def turn(
-    name: str,
-    side: Side,
-    head: int,
-    shape: RingShape,
-    seconds: float,
-    files: Sequence[Path] = (),
+    name: str, side: Side, head: int, shape: RingShape, seconds: float, files: Sequence[Path] = ()
 ) -> tuple[int, dict[str, Any]]:
     """Draw and add for a while.
 
@@ -315,9 +304,7 @@ def main() -> None:
     limit_mib = options.limit_mib or base.limit_mib
     sizes = Sizes(limit_mib, options.times, base.turns, base.seconds, row)
     names = disk_peers.installed(options.peers, RINGS)
-    run_benchmark(
-        __doc__, lambda folder, _: measure(folder, sizes, names), options=options
-    )
+    run_benchmark(__doc__, lambda folder, _: measure(folder, sizes, names), options=options)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,10 @@ def parquet(path: Path, rows: recorded.Rows) -> int:
 
 
 WRITERS: Mapping[str, Callable[[Path, recorded.Rows], int]] = {
-    "npz_deflate": npz, "hdf5_gzip": hdf5, "parquet_zstd": parquet,
-}  # fmt: skip
+    "npz_deflate": npz,
+    "hdf5_gzip": hdf5,
+    "parquet_zstd": parquet,
+}
 
 
 def measure(sizes: Mapping[str, int], folder: Path) -> dict[str, object]:
@@ -105,8 +107,7 @@ def main() -> None:
             "Make the environment of tools/bench/peers.txt."
         )
     run_benchmark(
-        __doc__,
-        lambda folder, options: measure(QUICK if options.quick else ROWS, folder),
+        __doc__, lambda folder, options: measure(QUICK if options.quick else ROWS, folder)
     )
 
 

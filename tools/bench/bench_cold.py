@@ -175,9 +175,7 @@ def main() -> None:
     run_benchmark(
         __doc__,
         lambda folder, options: measure(
-            folder,
-            QUICK if options.quick else Sizes(),
-            disk_peers.installed(options.peers),
+            folder, QUICK if options.quick else Sizes(), disk_peers.installed(options.peers)
         ),
         one_torch_thread=True,
         numpy_seeded=True,

@@ -33,14 +33,7 @@ import numpy as np
 import mmreplay as mr
 from mmreplay.convert import registry
 from tools.bench import cold
-from tools.bench.convert_peers import (
-    COPY,
-    PEERS,
-    Columns,
-    Prepared,
-    copy,
-    sync,
-)
+from tools.bench.convert_peers import COPY, PEERS, Columns, Prepared, copy, sync
 from tools.bench.turns import arguments, rounded, run_benchmark
 
 OURS = "ours"
@@ -240,9 +233,18 @@ def _make_way(folder: Path, side: str, direction: str, target: Path) -> None:
 def run(side: str, name: str, direction: str, folder: Path) -> Took:
     """Run a side in a process of its own."""
     command = [
-        sys.executable, "-m", "tools.bench.bench_convert", "--child", side,
-        "--format", name, "--direction", direction, "--folder", str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tools.bench.bench_convert",
+        "--child",
+        side,
+        "--format",
+        name,
+        "--direction",
+        direction,
+        "--folder",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(f"{side} {name} {direction}: {done.stderr[-2000:]}")
@@ -274,13 +276,9 @@ def compare(
             if not took[side] or took[side][0]["seconds"] < SLOW_S:
                 took[side].append(run(side, name, direction, folder))
     seconds = {
-        side: np.resize([each["seconds"] for each in found], turns)
-        for side, found in took.items()
+        side: np.resize([each["seconds"] for each in found], turns) for side, found in took.items()
     }
-    peaks = {
-        side: max(each["peak_nbytes"] for each in found) / MIB
-        for side, found in took.items()
-    }
+    peaks = {side: max(each["peak_nbytes"] for each in found) / MIB for side, found in took.items()}
     mine = seconds.pop(OURS)
     found: dict[str, object] = {
         "mb_per_s": rounded(nbytes / 1e6 / float(np.median(mine))),
@@ -288,8 +286,7 @@ def compare(
     }
     if seconds:
         found["speedup"] = {
-            side: rounded(float(np.median(each / mine)))
-            for side, each in seconds.items()
+            side: rounded(float(np.median(each / mine))) for side, each in seconds.items()
         }
         found["their_peak_anon_mib"] = {s: rounded(each) for s, each in peaks.items()}
     return found
@@ -326,9 +323,7 @@ def measure(
                 run(OURS, name, "export", place)
             for direction in left:
                 those = sides(kind, name, direction) if wanted.peers else [OURS]
-                each[direction] = compare(
-                    those, name, direction, place, nbytes, sizes.turns
-                )
+                each[direction] = compare(those, name, direction, place, nbytes, sizes.turns)
                 if done is not None:
                     done.write_text(json.dumps(result), "utf-8")
             _clear(place)
@@ -368,13 +363,10 @@ def main() -> None:
     if options.turns:
         sizes = replace(sizes, turns=options.turns)
     wanted = Wanted(
-        tuple(options.kinds.split(",")), tuple(options.formats.split(",")),
-        options.peers != "",
-    )  # fmt: skip
+        tuple(options.kinds.split(",")), tuple(options.formats.split(",")), options.peers != ""
+    )
     run_benchmark(
-        __doc__,
-        lambda folder, _: measure(folder, sizes, wanted, options.done),
-        options=options,
+        __doc__, lambda folder, _: measure(folder, sizes, wanted, options.done), options=options
     )
 
 

@@ -77,12 +77,7 @@ class Paced:
         every, self.by_hand = LEVELS[level]
         self.sizes = sizes
         self.buffer = mr.ReplayBuffer.create(
-            path,
-            mr.Schema(FIELDS),
-            sizes.capacity,
-            ENVS,
-            commit_every=every,
-            autoreset="disabled",
+            path, mr.Schema(FIELDS), sizes.capacity, ENVS, commit_every=every, autoreset="disabled"
         )
         rng = np.random.default_rng(0)
         self.step = {
@@ -172,9 +167,7 @@ def measure(sizes: Sizes) -> dict[str, object]:
 
 def main() -> None:
     """Measure and print one line of JSON."""
-    run_benchmark(
-        __doc__, lambda folder, options: measure(QUICK if options.quick else FULL)
-    )
+    run_benchmark(__doc__, lambda folder, options: measure(QUICK if options.quick else FULL))
 
 
 if __name__ == "__main__":

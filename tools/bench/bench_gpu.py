@@ -84,11 +84,7 @@ def throughput(buffer: ReplayBuffer, nbytes: int, turns: int, prefetch: int) -> 
         there.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
 
-    options: dict[str, Any] = {
-        "device": "cuda",
-        "prefetch": prefetch,
-        "num_threads": THREADS,
-    }
+    options: dict[str, Any] = {"device": "cuda", "prefetch": prefetch, "num_threads": THREADS}
     with ReplayLoader(buffer, BATCH, **options) as loader:
         check(next(loader).to("cpu"))
 
@@ -112,11 +108,7 @@ def hidden(buffer: ReplayBuffer, turns: int, prefetch: int) -> float:
             matrix @ matrix
         torch.cuda.synchronize()
 
-    options: dict[str, Any] = {
-        "device": "cuda",
-        "prefetch": prefetch,
-        "num_threads": THREADS,
-    }
+    options: dict[str, Any] = {"device": "cuda", "prefetch": prefetch, "num_threads": THREADS}
     with ReplayLoader(buffer, BATCH, **options) as loader:
 
         def step() -> None:
@@ -125,17 +117,14 @@ def hidden(buffer: ReplayBuffer, turns: int, prefetch: int) -> float:
             items.sum(dtype=torch.int64)
             compute()
 
-        times = race(
-            {"computing": compute, "steps": step}, turns, 10, ahead=prefetch + THREADS
-        )
+        times = race({"computing": compute, "steps": step}, turns, 10, ahead=prefetch + THREADS)
     return speedups(times, "computing")["steps"]
 
 
 def main() -> None:
     """Measure and print one line of JSON."""
     run_benchmark(
-        __doc__,
-        lambda folder, options: measure(folder, QUICK if options.quick else FULL),
+        __doc__, lambda folder, options: measure(folder, QUICK if options.quick else FULL)
     )
 
 

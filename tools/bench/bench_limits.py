@@ -113,8 +113,7 @@ def _cold(path: Path) -> int:
 def main() -> None:
     """Measure and print one line of JSON."""
     run_benchmark(
-        __doc__,
-        lambda folder, options: measure(folder, QUICK if options.quick else Sizes()),
+        __doc__, lambda folder, options: measure(folder, QUICK if options.quick else Sizes())
     )
 
 

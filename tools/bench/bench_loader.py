@@ -124,18 +124,14 @@ def throughput(buffer: ReplayBuffer, batch_size: int, turns: int) -> dict[str, A
         "over_the_bare_gather": over,
         "batches_a_second": rounded(1e6 / medians_us(times)["loader"]),
         # Where another guest of the host halves the clock, the median is its measure.
-        "batches_a_second_in_the_best_tenth": rounded(
-            1 / float(np.quantile(times["loader"], 0.1))
-        ),
+        "batches_a_second_in_the_best_tenth": rounded(1 / float(np.quantile(times["loader"], 0.1))),
     }
 
 
 def check(batch: Any, batch_size: int) -> None:
     """Refuse a batch that is not what was asked for."""
     if len(batch) != batch_size:
-        raise AssertionError(
-            f"The batch must have {batch_size} steps, got {len(batch)}."
-        )
+        raise AssertionError(f"The batch must have {batch_size} steps, got {len(batch)}.")
     if "pixels" in batch:
         check_frames(batch)
     if "reward" in batch:

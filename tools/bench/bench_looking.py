@@ -60,10 +60,7 @@ def fill(path: Path, sizes: Sizes) -> Columns:
     }
     columns["terminated"][-1] = True
     schema = mr.Schema(
-        {
-            name: mr.Field(column.shape[2:], str(column.dtype))
-            for name, column in columns.items()
-        }
+        {name: mr.Field(column.shape[2:], str(column.dtype)) for name, column in columns.items()}
     )
     with mr.ReplayBuffer.create(
         path, schema, shape[0], sizes.num_envs, autoreset="disabled"
@@ -109,10 +106,7 @@ def command(name: str, path: Path) -> tuple[float, float]:
         words += ["-o", str(path.with_suffix(".png"))]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env={**os.environ})
-    seconds, after = (
-        perf_counter() - start,
-        resource.getrusage(resource.RUSAGE_CHILDREN),
-    )
+    seconds, after = (perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN))
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return seconds, used
 
@@ -122,15 +116,13 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
     columns = fill(folder / "looked_at", sizes)
     names = ["stats", *(["plot"] if find_spec("matplotlib") else [])]
     seconds = {
-        name: [command(name, folder / "looked_at") for _ in range(sizes.turns)]
-        for name in names
+        name: [command(name, folder / "looked_at") for _ in range(sizes.turns)] for name in names
     }
     middle = {name: np.median(each, 0).tolist() for name, each in seconds.items()}
     with mr.ReplayBuffer.open(folder / "looked_at") as buffer:
         check(columns, buffer)
         times = race(
-            {OURS: lambda: summarize(buffer), "numpy": lambda: numpy_facts(columns)},
-            sizes.turns,
+            {OURS: lambda: summarize(buffer), "numpy": lambda: numpy_facts(columns)}, sizes.turns
         )
     return {
         "steps": sizes.steps,
@@ -144,8 +136,7 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
 def main() -> None:
     """Measure and print one line of JSON."""
     run_benchmark(
-        __doc__,
-        lambda folder, options: measure(folder, QUICK if options.quick else Sizes()),
+        __doc__, lambda folder, options: measure(folder, QUICK if options.quick else Sizes())
     )
 
 

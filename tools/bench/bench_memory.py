@@ -58,9 +58,7 @@ class Group:
 def candidates(name: str) -> Iterator[Group]:
     """Places where a cgroup might be made: version 1's, then version 2's."""
     first = ROOT / "memory" / name
-    yield Group(
-        first, first / "memory.limit_in_bytes", first / "memory.max_usage_in_bytes"
-    )
+    yield Group(first, first / "memory.limit_in_bytes", first / "memory.max_usage_in_bytes")
     for root in (ROOT, ROOT / "unified"):
         second = root / name
         yield Group(second, second / "memory.max", second / "memory.peak")
@@ -93,9 +91,7 @@ def limited(nbytes: int, name: str = "") -> Iterator[Group | None]:
     yield None
 
 
-def measure(
-    folder: Path, limit_nbytes: int, *, cgroup: bool = True
-) -> dict[str, object]:
+def measure(folder: Path, limit_nbytes: int, *, cgroup: bool = True) -> dict[str, object]:
     """Run a child under the limit and return what is printed.
 
     Args:
@@ -105,9 +101,14 @@ def measure(
     """
     with limited(limit_nbytes) if cgroup else _none() as group:
         command = [
-            sys.executable, "-m", "tools.bench.bench_memory", "--child", str(folder),
-            "--limit-mib", str(limit_nbytes // MIB),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tools.bench.bench_memory",
+            "--child",
+            str(folder),
+            "--limit-mib",
+            str(limit_nbytes // MIB),
+        ]
         if group is not None:
             command += ["--join", str(group.folder / "cgroup.procs")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

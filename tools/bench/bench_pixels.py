@@ -26,15 +26,7 @@ from numpy.typing import NDArray
 
 from mmreplay import Field, ReplayBuffer, Schema
 from tools.bench import cold
-from tools.bench.turns import (
-    OURS,
-    Times,
-    medians_us,
-    race,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Times, medians_us, race, rounded, run_benchmark, speedups
 
 SHAPE = (84, 84, 4)
 ROW = 84 * 84 * 4
@@ -74,9 +66,7 @@ class Pixels:
         # No observation role, so that a draw reads this field alone, once.
         schema = Schema({"pixels": Field(SHAPE, "uint8")})
         self.buffer = ReplayBuffer.create(folder, schema, sizes.rows)
-        (self.file,) = (
-            path for path in folder.rglob("f*.bin") if path.name != "flags.bin"
-        )
+        (self.file,) = (path for path in folder.rglob("f*.bin") if path.name != "flags.bin")
         self._batch = sizes.batch
         self.drawn: deque[NDArray[np.int64]] = deque(maxlen=LATER)
 
@@ -186,9 +176,7 @@ def _fill_speedups(times: Times) -> dict[str, float]:
     return {
         "turn_by_turn": speedups(times)[MAPPED],
         "total": rounded(float(theirs.sum() / ours.sum())),
-        "fastest_tenth": rounded(
-            float(np.quantile(theirs, 0.1) / np.quantile(ours, 0.1))
-        ),
+        "fastest_tenth": rounded(float(np.quantile(theirs, 0.1) / np.quantile(ours, 0.1))),
     }
 
 

@@ -65,9 +65,7 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
     """Run all parts and return what is printed."""
     result: dict[str, object] = {"rows": sizes.blocks * BLOCK}
     with ExitStack() as stack:
-        buffer = stack.enter_context(
-            transitions.make(folder / "ring", sizes.blocks * BLOCK)
-        )
+        buffer = stack.enter_context(transitions.make(folder / "ring", sizes.blocks * BLOCK))
         transitions.fill(buffer, sizes.blocks * BLOCK)
         transitions.check(buffer.sample(4 * BLOCK).fields, OURS)
         for batch in sizes.batches:
@@ -144,17 +142,13 @@ def many_rows(sizes: Sizes) -> dict[str, object]:
             sides[str(rows)] = _simulated(make, rows)
         times = race(sides, sizes.turns, sizes.calls, warm=3)
         told[make.__name__] = {
-            "ratio": rounded(
-                float(np.median(times[str(sizes.many)] / times[str(few)]))
-            ),
+            "ratio": rounded(float(np.median(times[str(sizes.many)] / times[str(few)]))),
             "median_us": medians_us(times),
         }
     return told
 
 
-def _simulated(
-    make: type[PrioritizedSampler] | type[RankPrioritizedSampler], rows: int
-) -> Side:
+def _simulated(make: type[PrioritizedSampler] | type[RankPrioritizedSampler], rows: int) -> Side:
     view = SimulatedView(rows, episode=1000)
     sampler = make(seed=0, name=None)
     pool = _endless(_errors(256))
@@ -170,9 +164,7 @@ def _simulated(
 def main() -> None:
     """Measure and print one line of JSON."""
     parser = arguments(__doc__)
-    parser.add_argument(
-        "--many", type=int, default=None, help="rows of the larger simulated ring"
-    )
+    parser.add_argument("--many", type=int, default=None, help="rows of the larger simulated ring")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     if options.many is not None:
@@ -180,8 +172,10 @@ def main() -> None:
     run_benchmark(
         __doc__,
         lambda folder, _: measure(folder, sizes, peers.installed(options.peers)),
-        options=options, one_torch_thread=True, numpy_seeded=True,
-    )  # fmt: skip
+        options=options,
+        one_torch_thread=True,
+        numpy_seeded=True,
+    )
 
 
 if __name__ == "__main__":

@@ -32,16 +32,7 @@ from tools.bench import cold, ragged_peers, token_rows
 from tools.bench.bench_cold import COLD, REST_S
 from tools.bench.ragged_peers import BATCH, MAKERS, ON_DISK, PADDED, SLOW, Ours
 from tools.bench.token_rows import Tokens
-from tools.bench.turns import (
-    OURS,
-    Side,
-    Times,
-    medians_us,
-    race,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, Times, medians_us, race, rounded, run_benchmark, speedups
 
 BARE_WRITE = "bare_write"
 
@@ -70,9 +61,7 @@ QUICK = Sizes(rows=2048, turns=2, calls=64, slow_calls=2, cold_turns=2)
 
 def measure(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[str, Any]:
     """Measure all sides."""
-    found: dict[str, Any] = {
-        "bytes_a_row": rounded(token_rows.nbytes(sizes.rows) / sizes.rows)
-    }
+    found: dict[str, Any] = {"bytes_a_row": rounded(token_rows.nbytes(sizes.rows) / sizes.rows)}
     # One after another: each ring is filled, and given back, by itself where it can be.
     fast = [OURS, *(name for name in names if name not in SLOW)]
     found |= race_sides(folder / "fast", fast, sizes, sizes.calls)
@@ -88,9 +77,7 @@ def measure(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def race_sides(
-    folder: Path, names: Sequence[str], sizes: Sizes, calls: int
-) -> dict[str, Any]:
+def race_sides(folder: Path, names: Sequence[str], sizes: Sizes, calls: int) -> dict[str, Any]:
     """Race sides at adding and drawing, once their rings are full."""
     folder.mkdir()
     with ExitStack() as stack:
@@ -104,9 +91,7 @@ def race_sides(
             check_draw(side, name)
         found = {
             "add_1": figures_of(race_adds(sides, sizes, calls)),
-            "add_256": race_blocks(
-                sides, folder / "bare", sizes, max(2, calls // BATCH)
-            ),
+            "add_256": race_blocks(sides, folder / "bare", sizes, max(2, calls // BATCH)),
             "draw_256": race_draws(sides, folder, sizes, max(2, calls // 16)),
         }
         for name, side in sides.items():
@@ -148,9 +133,7 @@ def race_adds(sides: Mapping[str, Any], sizes: Sizes, calls: int) -> Times:
     return race({n: adder(n, s) for n, s in sides.items()}, sizes.turns, calls)
 
 
-def race_blocks(
-    sides: Mapping[str, Any], file: Path, sizes: Sizes, calls: int
-) -> dict[str, Any]:
+def race_blocks(sides: Mapping[str, Any], file: Path, sizes: Sizes, calls: int) -> dict[str, Any]:
     """Add blocks of 256 rows, over the oldest ones, beside the bare write."""
     blocks = [token_rows.rows(at, BATCH) for at in range(0, token_rows.TABLE, BATCH)]
     numbers = dict.fromkeys(sides, 2 * sizes.rows)
@@ -174,9 +157,7 @@ def race_blocks(
 
 
 @contextmanager
-def bare_writer(
-    path: Path, sizes: Sizes, blocks: Sequence[list[Tokens]]
-) -> Iterator[Side]:
+def bare_writer(path: Path, sizes: Sizes, blocks: Sequence[list[Tokens]]) -> Iterator[Side]:
     """Join a block's rows and write them in one call, over the oldest bytes."""
     out = np.zeros(BATCH * token_rows.LONGEST, np.int32)
     nbytes, turn, offset = token_rows.nbytes(sizes.rows), 0, 0
@@ -198,9 +179,7 @@ def bare_writer(
     path.unlink()
 
 
-def race_draws(
-    sides: Mapping[str, Any], folder: Path, sizes: Sizes, calls: int
-) -> dict[str, Any]:
+def race_draws(sides: Mapping[str, Any], folder: Path, sizes: Sizes, calls: int) -> dict[str, Any]:
     """Draw batches, beside the bare gather."""
     drawers = {name: side.draw for name, side in sides.items()}
     times = race({"bare_gather": bare(sizes, folder), **drawers}, sizes.turns, calls)

@@ -53,16 +53,7 @@ from tools.bench.ray_runs import (
     other_nodes,
     same_node,
 )
-from tools.bench.turns import (
-    OURS,
-    Side,
-    arguments,
-    race,
-    report,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, arguments, race, report, rounded, run_benchmark, speedups
 
 RAY_DATA = "ray_data"
 
@@ -128,9 +119,7 @@ def behind_rllib(folder: Path, sizes: Sizes) -> dict[str, object]:
     theirs = import_module("ray.rllib.utils.replay_buffers.prioritized_episode_buffer")
     capacity = 4 * sizes.steps
     buffers = {
-        OURS: ours(
-            capacity, path=folder / "ring", num_envs=NUM_ENVS, alpha=0.6, seed=0
-        ),
+        OURS: ours(capacity, path=folder / "ring", num_envs=NUM_ENVS, alpha=0.6, seed=0),
         RLLIB: theirs.PrioritizedEpisodeReplayBuffer(capacity, alpha=0.6),
     }
     for together in chunks("long", sizes.steps // NUM_ENVS // 50, 50):
@@ -173,9 +162,7 @@ def _learning(buffer: Any) -> Side:
     rng = np.random.default_rng(1)
 
     def turn() -> None:
-        drawn = buffer.sample(
-            num_items=BATCH, n_step=1, gamma=0.99, beta=0.4, sample_episodes=True
-        )
+        drawn = buffer.sample(num_items=BATCH, n_step=1, gamma=0.99, beta=0.4, sample_episodes=True)
         assert len(drawn) == BATCH
         buffer.update_priorities(rng.random(BATCH).astype(np.float32))
 
@@ -218,9 +205,7 @@ def epoch_of_ours(ring: Path) -> Callable[[], int]:
     )
 
     def epoch() -> int:
-        return sum(
-            int(batch["number"].sum()) for batch in loader(stream, batch_size=None)
-        )
+        return sum(int(batch["number"].sum()) for batch in loader(stream, batch_size=None))
 
     return epoch
 
@@ -232,9 +217,8 @@ def epoch_of_ray_data(parquet: Path, rows: int) -> Callable[[], int]:
 
     def epoch() -> int:
         batches = dataset.iter_torch_batches(
-            batch_size=BATCH, local_shuffle_buffer_size=rows // 10,
-            local_shuffle_seed=0,
-        )  # fmt: skip
+            batch_size=BATCH, local_shuffle_buffer_size=rows // 10, local_shuffle_seed=0
+        )
         return sum(int(batch["number"].sum()) for batch in batches)
 
     return epoch
@@ -288,10 +272,7 @@ def epochs(folder: Path, sizes: Sizes) -> dict[str, object]:
     make_ring(ring, sizes.rows)
     rows = legal_rows(ring)
     _side("parquet", str(ring), str(parquet)).close()
-    sides = {
-        OURS: _side(OURS, str(ring)),
-        RAY_DATA: _side(RAY_DATA, str(parquet), str(rows)),
-    }
+    sides = {OURS: _side(OURS, str(ring)), RAY_DATA: _side(RAY_DATA, str(parquet), str(rows))}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     sums: dict[str, float] = {}
     with watched(sides):
@@ -360,9 +341,7 @@ def main() -> None:
     run_benchmark(
         __doc__,
         lambda folder, options: (
-            measure(folder, QUICK, RUN_QUICK)
-            if options.quick
-            else measure(folder, FULL, RUN_FULL)
+            measure(folder, QUICK, RUN_QUICK) if options.quick else measure(folder, FULL, RUN_FULL)
         ),
         options=options,
         one_torch_thread=True,

@@ -27,15 +27,7 @@ from mmreplay import ReplayBuffer
 from tools.bench import peers, transitions
 from tools.bench.peers import Peer
 from tools.bench.transitions import BLOCK, ROW_NBYTES
-from tools.bench.turns import (
-    OURS,
-    Side,
-    medians_us,
-    over_each,
-    race,
-    rounded,
-    run_benchmark,
-)
+from tools.bench.turns import OURS, Side, medians_us, over_each, race, rounded, run_benchmark
 
 DERIVED = "mmreplay_derived"
 VARIANTS = (OURS, f"{OURS}_contiguous", DERIVED, f"{DERIVED}_contiguous")
@@ -67,9 +59,7 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
     result: dict[str, object] = {"rows": capacity}
     with ExitStack() as stack:
         stored = stack.enter_context(transitions.make(folder / "stored", capacity))
-        derived = stack.enter_context(
-            transitions.make(folder / "derived", capacity, derived=True)
-        )
+        derived = stack.enter_context(transitions.make(folder / "derived", capacity, derived=True))
         transitions.fill(stored, capacity)
         transitions.fill(derived, capacity)
         others = {name: _filled(name, sizes.blocks) for name in names}
@@ -78,9 +68,7 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
             times = race(sides, sizes.turns, sizes.calls)
             result[f"sample_{batch}"] = over_each(times, VARIANTS)
             bare = floor(folder / "stored", batch) | {OURS: sides[OURS]}
-            result[f"floor_{batch}_us"] = medians_us(
-                race(bare, sizes.turns, sizes.calls)
-            )
+            result[f"floor_{batch}_us"] = medians_us(race(bare, sizes.turns, sizes.calls))
     result["live_reader_us"] = live(folder / "stored", sizes)
     return result
 

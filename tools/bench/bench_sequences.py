@@ -25,15 +25,7 @@ from tools.bench import slices, transitions
 from tools.bench.peers import PATHS
 from tools.bench.simulated import SimulatedView
 from tools.bench.transitions import BLOCK, EPISODE
-from tools.bench.turns import (
-    OURS,
-    Side,
-    medians_us,
-    race,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, medians_us, race, rounded, run_benchmark, speedups
 
 COUNT = 32
 LENGTH = 50
@@ -110,9 +102,7 @@ def check(drawn: dict[str, Any], side: str, boundary: str) -> None:
     steps = np.diff(numbers, axis=1)
     good = (steps == 1) | ((steps == 0) if boundary == "pad" else False)
     if not good.all():
-        raise AssertionError(
-            f"{side}: the steps of a sequence do not follow each other"
-        )
+        raise AssertionError(f"{side}: the steps of a sequence do not follow each other")
     episodes = numbers // EPISODE
     if boundary != "any" and (episodes != episodes[:, :1]).any():
         raise AssertionError(f"{side}: a sequence goes over the end of an episode")

@@ -142,9 +142,7 @@ def measure(sizes: Sizes) -> dict[str, object]:
 
 def main() -> None:
     """Measure and print one line of JSON."""
-    run_benchmark(
-        __doc__, lambda folder, options: measure(QUICK if options.quick else FULL)
-    )
+    run_benchmark(__doc__, lambda folder, options: measure(QUICK if options.quick else FULL))
 
 
 if __name__ == "__main__":

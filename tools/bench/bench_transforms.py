@@ -27,15 +27,7 @@ from tools.bench import peers, transitions
 from tools.bench import transform_peers as others
 from tools.bench.transform_peers import ALPHA, BETA, GAMMA, Draw, K, N
 from tools.bench.transitions import BLOCK, EPISODE, Columns
-from tools.bench.turns import (
-    OURS,
-    Side,
-    medians_us,
-    over_each,
-    race,
-    rounded,
-    run_benchmark,
-)
+from tools.bench.turns import OURS, Side, medians_us, over_each, race, rounded, run_benchmark
 
 TAKE = "np_take"
 LATER = 20
@@ -83,9 +75,8 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
 
 @contextmanager
 def filled(
-    folder: Path, rows: int, data_of: Callable[[NDArray[np.int64]], Columns],
-    **options: Any,
-) -> Iterator[mr.ReplayBuffer]:  # fmt: skip
+    folder: Path, rows: int, data_of: Callable[[NDArray[np.int64]], Columns], **options: Any
+) -> Iterator[mr.ReplayBuffer]:
     """A buffer of whole episodes, in a new folder within a folder."""
     first = data_of(np.arange(1))
     fields = {path: mr.Field(a.shape[1:], a.dtype) for path, a in first.items()}
@@ -145,9 +136,7 @@ def stacks(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
     stack = mr.FrameStack(K, "pixels")
     with filled(folder, sizes.frames, pixels, transforms=[stack]) as buffer:
         times = race(_take(buffer, sizes), sizes.turns, warm=LATER)
-        found["over_the_bare_take"] = rounded(
-            float(np.median(times[OURS] / times[TAKE]))
-        )
+        found["over_the_bare_take"] = rounded(float(np.median(times[OURS] / times[TAKE])))
         found["frames_us"] = medians_us(times)
     stack = mr.FrameStack(K)
     # A final row an episode holds the frame after the last one.
@@ -197,9 +186,7 @@ def _take(buffer: mr.ReplayBuffer, sizes: Sizes) -> dict[str, Side]:
     return {OURS: sample, TAKE: take}
 
 
-def everything(
-    folder: Path, sizes: Sizes, names: list[str], pixels: bool
-) -> dict[str, object]:
+def everything(folder: Path, sizes: Sizes, names: list[str], pixels: bool) -> dict[str, object]:
     """Drawn by priority and updated, folded and stacked, through a loader."""
     rng = np.random.default_rng(0)
     pool = [rng.random(CHECKED).astype(np.float32) for _ in range(16)]
@@ -217,9 +204,7 @@ def everything(
     with ExitStack() as stack:
         folds = [mr.NStep(N, GAMMA), mr.FrameStack(K)]
         sampler = mr.PrioritizedSampler(ALPHA, BETA, seed=0)
-        buffer = stack.enter_context(
-            filled(folder, rows, steps, transforms=folds, sampler=sampler)
-        )
+        buffer = stack.enter_context(filled(folder, rows, steps, transforms=folds, sampler=sampler))
         others.check(buffer.sample(CHECKED).fields, OURS)
         loader = stack.enter_context(mr.ReplayLoader(buffer, batch_size=sizes.batch))
 
@@ -260,9 +245,7 @@ def contiguous(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object
         transitions.fill(buffer, blocks * BLOCK)
         drawn = buffer.sample(CHECKED, contiguous=True).torch()
         transitions.check(drawn.fields, OURS)
-        sides: dict[str, Side] = {
-            OURS: lambda: buffer.sample(sizes.batch, contiguous=True).torch()
-        }
+        sides: dict[str, Side] = {OURS: lambda: buffer.sample(sizes.batch, contiguous=True).torch()}
         if "cpprb" in names:
             peer = peers.build("cpprb", blocks * BLOCK, BLOCK)
             for number in range(blocks):

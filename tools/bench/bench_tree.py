@@ -21,16 +21,7 @@ from numpy.typing import NDArray
 
 from mmreplay.samplers.sum_tree import SumTree
 from tools.bench import peers
-from tools.bench.turns import (
-    OURS,
-    Side,
-    Times,
-    medians_us,
-    race,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, Times, medians_us, race, rounded, run_benchmark, speedups
 
 TWIN = f"{OURS}_numpy"
 TORCHRL = "torchrl"
@@ -111,9 +102,7 @@ class TorchRL:
 
 def measure(sizes: Sizes, names: list[str]) -> dict[str, object]:
     """Run all parts and return what is printed."""
-    kinds: dict[str, Callable[[int], Tree]] = {
-        OURS: lambda leaves: Ours(leaves, ""),
-    }
+    kinds: dict[str, Callable[[int], Tree]] = {OURS: lambda leaves: Ours(leaves, "")}
     if TORCHRL in names:
         kinds[TORCHRL] = TorchRL
     # Apart: what the twin writes between would leave no cache as the others find it.
@@ -150,9 +139,7 @@ def check(trees: dict[str, Tree]) -> None:
         assert np.array_equal(times_of, expected), f"{name} finds other leaves"
 
 
-def _race(
-    leaves: int, kinds: dict[str, Callable[[int], Tree]], sizes: Sizes
-) -> dict[str, Times]:
+def _race(leaves: int, kinds: dict[str, Callable[[int], Tree]], sizes: Sizes) -> dict[str, Times]:
     """Times of each call, by call."""
     trees = {name: kind(leaves) for name, kind in kinds.items()}
     for tree in trees.values():
@@ -191,10 +178,7 @@ def _sets(tree: Tree, leaves: int, batch: int, sizes: Sizes) -> Side:
 def _finds(tree: Tree, leaves: int, batch: int, sizes: Sizes) -> Side:
     rng = np.random.default_rng(4)
     pool = cycle(
-        [
-            (rng.random(batch) * leaves).astype(tree.real)
-            for _ in range(-(-sizes.pool // batch))
-        ]
+        [(rng.random(batch) * leaves).astype(tree.real) for _ in range(-(-sizes.pool // batch))]
     )
     return lambda: tree.find(next(pool))
 
@@ -211,10 +195,7 @@ def _over_all(
 def _growth(times_of: dict[int, dict[str, Times]], sizes: Sizes) -> dict[str, float]:
     """Time of a set and a find among most leaves, over that among fewest."""
     few, many = times_of[min(sizes.leaves)], times_of[max(sizes.leaves)]
-    return {
-        str(batch): rounded(_both(many, batch) / _both(few, batch))
-        for batch in sizes.batches
-    }
+    return {str(batch): rounded(_both(many, batch) / _both(few, batch)) for batch in sizes.batches}
 
 
 def _both(calls: dict[str, Times], batch: int) -> float:

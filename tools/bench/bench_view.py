@@ -141,11 +141,11 @@ class Server:
     def __init__(self, path: Path) -> None:
         """Start it, and wait until it listens."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mmreplay", "view", str(path), "--no-open",
-             "--port", "0"],
-            stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "mmreplay", "view", str(path), "--no-open", "--port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+        )
         assert self.process.stdout is not None
         address = self.process.stdout.readline().split()[1]
         port, self.token = address.split(":")[2].split("/?token=")
@@ -233,16 +233,11 @@ def measure_large(folder: Path, sizes: Sizes) -> dict[str, float]:
     return found
 
 
-def measure_curve(
-    folder: Path, sizes: Sizes, browser: Browser | None
-) -> dict[str, float]:
+def measure_curve(folder: Path, sizes: Sizes, browser: Browser | None) -> dict[str, float]:
     """Curves of one long episode, four components."""
     steps = sizes.curve_steps
     path, rng = folder / "curve", np.random.default_rng(0)
-    fields = {
-        "observation": mr.Field((4,), "float32"),
-        "reward": mr.Field((), "float32"),
-    }
+    fields = {"observation": mr.Field((4,), "float32"), "reward": mr.Field((), "float32")}
     with mr.ReplayBuffer.create(path, mr.Schema(fields), steps) as buffer:
         for _ in range(10):
             count = steps // 10
@@ -253,10 +248,7 @@ def measure_curve(
     server = Server(path)
     try:
         query = f"field=observation&env=0&first=0&stop={steps}&c0=0&c1=4"
-        times = [
-            server.timed(f"/api/b/0/curve?{query}&buckets={900 + turn}")
-            for turn in range(11)
-        ]
+        times = [server.timed(f"/api/b/0/curve?{query}&buckets={900 + turn}") for turn in range(11)]
         found = {"curve_first_s": times[0], "curve_s": median(times[1:])}
         if browser is not None:
             found["curve_drawn_s"] = browser.curve_s(server.url, steps)
@@ -277,9 +269,7 @@ def measure_opening(folder: Path, browser: Browser, turns: int) -> dict[str, flo
     return {name: median(each[name] for each in found) for name in found[0]}
 
 
-def measure_scrubbing(
-    folder: Path, browser: Browser, sizes: Sizes
-) -> dict[str, dict[str, float]]:
+def measure_scrubbing(folder: Path, browser: Browser, sizes: Sizes) -> dict[str, dict[str, float]]:
     """Frames that are painted a second, by their shape."""
     found = {}
     rng = np.random.default_rng(0)
@@ -288,10 +278,7 @@ def measure_scrubbing(
         ("480x640x3", (480, 640, 3), sizes.camera),
     ):
         path = folder / name
-        fields = {
-            "observation": mr.Field(shape, "uint8"),
-            "reward": mr.Field((), "float32"),
-        }
+        fields = {"observation": mr.Field(shape, "uint8"), "reward": mr.Field((), "float32")}
         block = min(100, steps)
         with mr.ReplayBuffer.create(path, mr.Schema(fields), steps) as buffer:
             for _ in range(steps // block):
@@ -312,8 +299,10 @@ def measure_live(folder: Path, browser: Browser, sizes: Sizes) -> dict[str, floa
         path = folder / f"live-{turn}"
         writer = subprocess.Popen(
             [sys.executable, "-c", ONE_BY_ONE, str(path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert writer.stdin is not None
         assert writer.stdout is not None
         writer.stdout.readline()
@@ -362,8 +351,10 @@ def measure_writer(
 def _writer_rate(path: Path, way: str, sizes: Sizes, browser: Browser | None) -> float:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path), str(sizes.writing_s)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert writer.stdin is not None
     assert writer.stdout is not None
     writer.stdout.readline()
@@ -415,17 +406,19 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, Any]:
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _rounded(value) if isinstance(value, dict)
-        else value if isinstance(value, int) else rounded(value)
+        name: _rounded(value)
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, int)
+        else rounded(value)
         for name, value in figures.items()
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Measure and print one line of JSON."""
     run_benchmark(
-        __doc__,
-        lambda folder, options: measure(folder, QUICK if options.quick else Sizes()),
+        __doc__, lambda folder, options: measure(folder, QUICK if options.quick else Sizes())
     )
 
 

@@ -58,9 +58,7 @@ def workers_nbytes(path: Path, context: str, batches: int, workers: int) -> int:
     return sum(private_nbytes(child.pid) for child in children)
 
 
-def measure(
-    folder: Path, nbytes: int, workers: int, contexts: list[str]
-) -> dict[str, Any]:
+def measure(folder: Path, nbytes: int, workers: int, contexts: list[str]) -> dict[str, Any]:
     """Measure workers over a buffer of so many bytes, and over a small one."""
     rows = nbytes // ROW
     fill(folder / "large", rows)

@@ -25,16 +25,7 @@ from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import CODECS, Codec
 from mmreplay.storage.zarr.engine import ZarrStore
 from tools.bench import cold, recorded
-from tools.bench.turns import (
-    OURS,
-    Times,
-    burst,
-    medians_us,
-    race,
-    rounded,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Times, burst, medians_us, race, rounded, run_benchmark, speedups
 
 ZARR, RAW = "zarr-python", "mmreplay_memmap"
 SHAPE = (84, 84, 4)
@@ -97,9 +88,7 @@ def stream(pixels: NDArray[np.uint8], rows: int, size: int) -> Iterator[Any]:
             yield pixels[np.arange(first, last) % len(pixels)]
 
 
-def filled(
-    path: Path, pixels: NDArray[np.uint8], rows: int, **options: Any
-) -> mr.ReplayBuffer:
+def filled(path: Path, pixels: NDArray[np.uint8], rows: int, **options: Any) -> mr.ReplayBuffer:
     """A closed buffer of rows, opened again to be read."""
     with mr.ReplayBuffer.create(path, SCHEMA, rows, **options) as buffer:
         for block in stream(pixels, rows, 500):
@@ -107,9 +96,7 @@ def filled(
     return mr.ReplayBuffer.open(path)
 
 
-def reading(
-    folder: Path, pixels: NDArray[np.uint8], sizes: Sizes, codec: str
-) -> dict[str, object]:
+def reading(folder: Path, pixels: NDArray[np.uint8], sizes: Sizes, codec: str) -> dict[str, object]:
     """Random rows out of shards of one codec, warm and cold."""
     import zarr
 
@@ -140,10 +127,11 @@ def reading(
     sharded.close()
     raw.close()
     return {
-        "speedup_over": speedups(times), "median_us": medians_us(times),
+        "speedup_over": speedups(times),
+        "median_us": medians_us(times),
         "cold": {"speedup_over": speedups(missing), "median_us": medians_us(missing)},
         "times_smaller": whole / packed,
-    }  # fmt: skip
+    }
 
 
 def cold_race(
@@ -179,9 +167,13 @@ def writing(folder: Path, sizes: Sizes) -> dict[str, object]:
     engines: tuple[tuple[str, Engine], ...] = ((OURS, "zarr"), (RAW, "memmap"))
     for name, engine in engines:
         buffer = mr.ReplayBuffer.create(
-            folder / f"add-{name}", SCHEMA, max(sizes.steps, 64), NUM_ENVS,
-            engine=engine, autoreset="disabled",
-        )  # fmt: skip
+            folder / f"add-{name}",
+            SCHEMA,
+            max(sizes.steps, 64),
+            NUM_ENVS,
+            engine=engine,
+            autoreset="disabled",
+        )
         buffers.append(buffer)
         sides[name] = lambda buffer=buffer: buffer.add(pixels=given)
     times = race(sides, sizes.steps)
@@ -210,9 +202,13 @@ def sealing(
     assert buffer.zarr_path is not None
     theirs: Any = zarr.open_group(buffer.zarr_path, mode="r")["pixels"]
     other: Any = zarr.create_array(
-        folder / f"seal-{codec}-zarr", shape=theirs.shape, dtype=theirs.dtype,
-        chunks=theirs.chunks, shards=theirs.shards, compressors=theirs.compressors,
-    )  # fmt: skip
+        folder / f"seal-{codec}-zarr",
+        shape=theirs.shape,
+        dtype=theirs.dtype,
+        chunks=theirs.chunks,
+        shards=theirs.shards,
+        compressors=theirs.compressors,
+    )
     size = theirs.shards[1]
     count = min(MOST_SHARDS, -(-rows // size))
     blocks = list(stream(pixels, count * size, size))
@@ -230,9 +226,7 @@ def sealing(
 def measure(sizes: Sizes, folder: Path) -> dict[str, object]:
     """Reading out of each codec, and writing."""
     name, pixels = pixels_of(sizes)
-    found: dict[str, object] = {
-        codec: reading(folder, pixels, sizes, codec) for codec in CODECS
-    }
+    found: dict[str, object] = {codec: reading(folder, pixels, sizes, codec) for codec in CODECS}
     seal = {codec: sealing(folder, pixels, sizes, codec) for codec in CODECS}
     return {**found, "add": writing(folder, sizes), "seal": seal, "rows": name}
 
@@ -240,8 +234,7 @@ def measure(sizes: Sizes, folder: Path) -> dict[str, object]:
 def main() -> None:
     """Measure and print one line of JSON."""
     run_benchmark(
-        __doc__,
-        lambda folder, options: measure(QUICK if options.quick else Sizes(), folder),
+        __doc__, lambda folder, options: measure(QUICK if options.quick else Sizes(), folder)
     )
 
 

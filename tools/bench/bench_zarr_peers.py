@@ -23,15 +23,7 @@ from mmreplay.format.sharding import CODECS, Codec
 from mmreplay.storage.zarr.shards import CACHE_NBYTES
 from tools.bench import recorded
 from tools.bench.bench_zarr import check
-from tools.bench.turns import (
-    OURS,
-    Side,
-    chosen,
-    medians_us,
-    race,
-    run_benchmark,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, chosen, medians_us, race, run_benchmark, speedups
 
 PEERS = {"tensorstore": "tensorstore"}
 CACHED = "tensorstore_cached"
@@ -67,9 +59,7 @@ def tensorstore_rows(array: Any, positions: Callable[[], NDArray[np.int64]]) -> 
     return array[0, positions()].read().result()
 
 
-def reading(
-    buffer: mr.ReplayBuffer, batch: int, turns: int, named: list[str]
-) -> dict[str, object]:
+def reading(buffer: mr.ReplayBuffer, batch: int, turns: int, named: list[str]) -> dict[str, object]:
     """Random rows out of one buffer's shards."""
     count = len(buffer)
     rng = np.random.default_rng(2)
@@ -77,9 +67,7 @@ def reading(
     def positions() -> NDArray[np.int64]:
         return rng.integers(0, count, batch)
 
-    sides: dict[str, Side] = {
-        OURS: lambda: buffer.get_field("observation", 0, positions())
-    }
+    sides: dict[str, Side] = {OURS: lambda: buffer.get_field("observation", 0, positions())}
     some = positions()
     assert buffer.zarr_path is not None
     for name, nbytes in (("tensorstore", 0), (CACHED, CACHE_NBYTES)):
@@ -92,9 +80,7 @@ def reading(
     return {"speedup_over": speedups(times), "median_us": medians_us(times)}
 
 
-def measure(
-    rows: int, batch: int, turns: int, folder: Path, named: list[str]
-) -> dict[str, object]:
+def measure(rows: int, batch: int, turns: int, folder: Path, named: list[str]) -> dict[str, object]:
     """Each codec, for large rows and for small ones."""
     result: dict[str, object] = {}
     for kind, name in KINDS.items():

@@ -118,8 +118,7 @@ def _read_csv_inexact(path: Path) -> object:
 def _dtypes(path: Path) -> dict[str, str]:
     with path.open(encoding="utf-8") as file:
         names = [name.strip('"') for name in file.readline().rstrip("\n").split(",")]
-    kinds = {"_env_id": "int64", "_position": "int64", "_flags": "uint8",
-             "terminated": "bool"}  # fmt: skip
+    kinds = {"_env_id": "int64", "_position": "int64", "_flags": "uint8", "terminated": "bool"}
     return {name: kinds.get(name, "float32") for name in names}
 
 
@@ -128,10 +127,7 @@ def _arrow_csv(path: Path) -> object:
     import pyarrow.csv
 
     return pyarrow.csv.read_csv(
-        path,
-        convert_options=pyarrow.csv.ConvertOptions(
-            column_types=_dtypes(path), null_values=[]
-        ),
+        path, convert_options=pyarrow.csv.ConvertOptions(column_types=_dtypes(path), null_values=[])
     )
 
 
@@ -152,9 +148,7 @@ def _torchrl_to_parquet(columns: Columns) -> Prepared:
 
     tensordict: Any = import_module("tensordict")
     tensors = {name: torch.from_numpy(each) for name, each in flat(columns).items()}
-    made = tensordict.TensorDict(
-        tensors, batch_size=[len(next(iter(tensors.values())))]
-    )
+    made = tensordict.TensorDict(tensors, batch_size=[len(next(iter(tensors.values())))])
     return lambda path: made.to_parquet(path)
 
 

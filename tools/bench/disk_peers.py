@@ -135,13 +135,13 @@ class LazyMemmap:
         if shape.length > 1:
             samplers = import_module("torchrl.data.replay_buffers.samplers")
             options["sampler"] = samplers.SliceSampler(
-                num_slices=shape.batch, end_key="end", strict_length=True,
-                cache_values=True,
-            )  # fmt: skip
+                num_slices=shape.batch, end_key="end", strict_length=True, cache_values=True
+            )
         self._buffer = data.ReplayBuffer(
             storage=data.LazyMemmapStorage(shape.rows, scratch_dir=str(folder)),
-            batch_size=shape.batch * shape.length, **options,
-        )  # fmt: skip
+            batch_size=shape.batch * shape.length,
+            **options,
+        )
 
     def extend(self, rows: Pixels) -> None:
         """See `Side`."""
@@ -205,9 +205,7 @@ class Memmap:
         """Make the file, sparse."""
         self._shape, self._rng = shape, np.random.default_rng(3)
         self.file = folder / "rows"
-        self._rows: Any = np.memmap(
-            self.file, np.uint8, "w+", shape=(shape.rows, *shape.row)
-        )
+        self._rows: Any = np.memmap(self.file, np.uint8, "w+", shape=(shape.rows, *shape.row))
         self._count = 0
 
     def extend(self, rows: Pixels) -> None:
@@ -280,9 +278,13 @@ def zarr(folder: Path, shape: RingShape) -> Columns:
     """zarr-python's array of one row a chunk, uncompressed, in shards."""
     shard = min(SHARD, shape.rows)
     array = import_module("zarr").create_array(
-        store=str(folder / "rows.zarr"), shape=(shape.rows, *shape.row), dtype="u1",
-        chunks=(1, *shape.row), shards=(shard, *shape.row), compressors=None,
-    )  # fmt: skip
+        store=str(folder / "rows.zarr"),
+        shape=(shape.rows, *shape.row),
+        dtype="u1",
+        chunks=(1, *shape.row),
+        shards=(shard, *shape.row),
+        compressors=None,
+    )
     return Columns(shape, array, lambda picked: array.oindex[picked])
 
 

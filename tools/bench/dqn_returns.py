@@ -55,16 +55,17 @@ def make(side: str, seed: int, folder: Path) -> Any:
     config = config.learners(num_learners=0)
     config = config.reporting(min_sample_timesteps_per_iteration=STEPS)
     config = config.training(
-        lr=1e-3, train_batch_size_per_learner=256, target_network_update_freq=500,
-        num_steps_sampled_before_learning_starts=500, epsilon=[(0, 1.0), (6000, 0.02)],
+        lr=1e-3,
+        train_batch_size_per_learner=256,
+        target_network_update_freq=500,
+        num_steps_sampled_before_learning_starts=500,
+        epsilon=[(0, 1.0), (6000, 0.02)],
         replay_buffer_config=buffer,
-    )  # fmt: skip
+    )
     return config.build_algo()
 
 
-def run(
-    side: str, seed: int, iterations: int, kill: int, folder: Path, address: str
-) -> None:
+def run(side: str, seed: int, iterations: int, kill: int, folder: Path, address: str) -> None:
     """Train, and write the return of each iteration into a file as it comes.
 
     Args:
@@ -87,8 +88,7 @@ def run(
         algorithm = make(side, seed, folder)
     here = ray.get_runtime_context().get_node_id()
     players = algorithm.env_runner_group.foreach_env_runner(
-        lambda _: import_module("ray").get_runtime_context().get_node_id(),
-        local_env_runner=False,
+        lambda _: import_module("ray").get_runtime_context().get_node_id(), local_env_runner=False
     )
     assert players, "no environments on the other node"
     assert here not in players, "environments on the learner's node"
@@ -135,10 +135,22 @@ def _trained(
     kills = 0
     with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as folder:
         command = [
-            sys.executable, "-m", "tools.bench.dqn_returns", "--side", side,
-            "--seed", str(seed), "--iterations", str(iterations),
-            "--kill-at", str(kill), "--folder", folder, "--address", address,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tools.bench.dqn_returns",
+            "--side",
+            side,
+            "--seed",
+            str(seed),
+            "--iterations",
+            str(iterations),
+            "--kill-at",
+            str(kill),
+            "--folder",
+            folder,
+            "--address",
+            address,
+        ]
         while True:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != -signal.SIGKILL:
@@ -156,16 +168,23 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=50, help="of 500 steps")
     parser.add_argument("--kill", action="store_true", help="each run on a ring, once")
     for hidden, kind in (
-        ("--side", str), ("--seed", int), ("--kill-at", int), ("--folder", Path),
+        ("--side", str),
+        ("--seed", int),
+        ("--kill-at", int),
+        ("--folder", Path),
         ("--address", str),
-    ):  # fmt: skip
+    ):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side is not None:
         run(
-            options.side, options.seed, options.iterations, options.kill_at,
-            options.folder, options.address,
-        )  # fmt: skip
+            options.side,
+            options.seed,
+            options.iterations,
+            options.kill_at,
+            options.folder,
+            options.address,
+        )
         return
     report(measure(options.seeds, options.iterations, options.kill))
 

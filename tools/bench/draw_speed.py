@@ -38,12 +38,7 @@ from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError, ReplayError, SchemaError, system_failure
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.foreign_zarr.source import source_of
-from mmreplay.storage.memory_usage import (
-    MemoryUsage,
-    cached_nbytes,
-    opened,
-    whole_nbytes,
-)
+from mmreplay.storage.memory_usage import MemoryUsage, cached_nbytes, opened, whole_nbytes
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise
 
@@ -128,10 +123,7 @@ def advice(report: SpeedReport) -> Iterator[str]:
             "steps a second: draw larger batches and split them"
         )
     if report.file_system in NETWORK:
-        yield (
-            f"the files are on {report.file_system}: a copy on a local disk avoids the "
-            "network"
-        )
+        yield (f"the files are on {report.file_system}: a copy on a local disk avoids the network")
 
 
 def _advice_on_reading_at_once(cold: Rate, unasked: Rate) -> Iterator[str]:
@@ -144,8 +136,7 @@ def _advice_on_reading_at_once(cold: Rate, unasked: Rate) -> Iterator[str]:
         )
     elif gain < 1 / WORTH_IT:
         yield (
-            f"reading each row by itself is {1 / gain:.1f} times as fast here: try "
-            "advise='never'"
+            f"reading each row by itself is {1 / gain:.1f} times as fast here: try advise='never'"
         )
 
 
@@ -158,10 +149,7 @@ def _of_memory(report: SpeedReport, cold: Rate) -> Iterator[str]:
     inside = min(1.0, cached / max(1, report.nbytes))
     if inside >= ALL_IN_MEMORY:
         return
-    note = (
-        f"rows in memory are read {lag:.1f} times as fast, and {inside:.0%} of the "
-        "files"
-    )
+    note = f"rows in memory are read {lag:.1f} times as fast, and {inside:.0%} of the files"
     if 0 < report.nbytes <= whole:
         yield (
             f"{note} were in memory: all of them fit this machine's "
@@ -188,9 +176,7 @@ STAYS = 0.1
 
 def written_nbytes(paths: Iterable[Path]) -> int:
     """Bytes of files that somebody wrote: neither holes nor space that is reserved."""
-    return sum(
-        stop - first for file in opened(paths) for first, stop in _written_spans(file)
-    )
+    return sum(stop - first for file in opened(paths) for first, stop in _written_spans(file))
 
 
 def sequential(paths: Iterable[Path], seconds: float) -> float | None:
@@ -378,9 +364,7 @@ def _dropper(buffer: ReplayBuffer) -> Callable[[PendingDraw], float]:
 
     def stay(rows: NDArray[np.int64], first: int) -> float:
         # To look at a page that is not there has it read: no row is looked at twice.
-        return float(
-            np.mean(most.cached(rows[first % len(rows) :: max(2, len(rows) // 16)]))
-        )
+        return float(np.mean(most.cached(rows[first % len(rows) :: max(2, len(rows) // 16)])))
 
     return drop
 
@@ -445,9 +429,19 @@ def measure_speed(
         larger = warm_rate(buffer, LARGER * batch_size, seconds, 1)
     kind = file_system(Path(path))
     report = SpeedReport(
-        batch_size, warm, larger, asked, unasked, not_cold, disk, memory, nbytes,
-        whole_nbytes(), kind, (),
-    )  # fmt: skip
+        batch_size,
+        warm,
+        larger,
+        asked,
+        unasked,
+        not_cold,
+        disk,
+        memory,
+        nbytes,
+        whole_nbytes(),
+        kind,
+        (),
+    )
     return replace(report, advice=tuple(advice(report)))
 
 
@@ -461,8 +455,7 @@ def _check(path: str | os.PathLike[str], batch_size: int, seconds: float) -> Non
         )
     if batch_size < 1 or not seconds > 0:
         raise SchemaError(
-            f"batch_size must be at least 1 and seconds above 0, got {batch_size} and "
-            f"{seconds}."
+            f"batch_size must be at least 1 and seconds above 0, got {batch_size} and {seconds}."
         )
 
 

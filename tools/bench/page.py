@@ -66,16 +66,13 @@ README_ROWS = (
     ("add 1 transition to a full ring", "bench_add", "speedup add_1_full_ring"),
     ("add a block of 1,024", "bench_add", "speedup add_1024_full_ring"),
     ("draw 256 at random", "bench_sample", "sample_256 speedup_of_mmreplay"),
-    ("draw 256 by priority and update them", "bench_prioritized",
-     "turn_256 speedup_of_mmreplay"),
+    ("draw 256 by priority and update them", "bench_prioritized", "turn_256 speedup_of_mmreplay"),
     ("draw 32 sequences of 50", "bench_sequences", "speedup"),
     ("draw 256 three-step returns", "bench_transforms", "n_step speedup_of_mmreplay"),
-    ("draw 256 frames of 28 KB, none in memory", "bench_cold",
-     "uniform_256_x_28_kb speedup"),
-    ("ring 4 times larger than memory: draw 256", "bench_beyond",
-     "draw_speedup_of_mmreplay"),
+    ("draw 256 frames of 28 KB, none in memory", "bench_cold", "uniform_256_x_28_kb speedup"),
+    ("ring 4 times larger than memory: draw 256", "bench_beyond", "draw_speedup_of_mmreplay"),
     ("the same, adds beside the draws", "bench_beyond", "add_speedup_of_mmreplay"),
-)  # fmt: skip
+)
 HEAD = """# Benchmarks
 
 <!-- Written by `python -m tools.bench.page`; do not edit. -->
@@ -188,12 +185,9 @@ def figure_table(figures: Sequence[Figure], record: Mapping[str, Any]) -> list[s
     for row in figures:
         found = look_up(record, row.path)
         if isinstance(found, Mapping):
-            plain = {
-                k: v for k, v in found.items() if not isinstance(v, Mapping | list)
-            }
+            plain = {k: v for k, v in found.items() if not isinstance(v, Mapping | list)}
             found = ", ".join(
-                f"{name_of(key)} **{tables.figure(value)}**"
-                for key, value in plain.items()
+                f"{name_of(key)} **{tables.figure(value)}**" for key, value in plain.items()
             )
         elif found is not None:
             found = f"**{tables.figure(found)}**"
@@ -226,10 +220,7 @@ def section(question: Question, records: Records) -> list[str]:
     record = records.get(question.script)
     if record is None:
         return [*lines, "Not measured."]
-    for table in (
-        ratio_table(question, record),
-        figure_table(question.figures, record),
-    ):
+    for table in (ratio_table(question, record), figure_table(question.figures, record)):
         lines += [*table, ""] if table else []
     return [*lines, source(question, record)]
 
@@ -255,8 +246,7 @@ def page(records: Records, plots: Sequence[str]) -> str:
 
 def readme_table(records: Records) -> list[str]:
     """Lines of README's table of ratios, with the count of killed writers."""
-    lines = [_row(["mmreplay over", *README_SIDES]),
-             "|---|" + "---:|" * len(README_SIDES)]  # fmt: skip
+    lines = [_row(["mmreplay over", *README_SIDES]), "|---|" + "---:|" * len(README_SIDES)]
     for label, script, path in README_ROWS:
         ratios = (look_up(records[script], path) if script in records else None) or {}
         cells = [f"{label} (`{script}`)"]
@@ -292,8 +282,13 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def write(records: Records, document: Path, figures: Path, plots: Sequence[Path],
-          readme: Path | None = None) -> list[Path]:  # fmt: skip
+def write(
+    records: Records,
+    document: Path,
+    figures: Path,
+    plots: Sequence[Path],
+    readme: Path | None = None,
+) -> list[Path]:
     """Write the page, and README's table where a README is given.
 
     Args:

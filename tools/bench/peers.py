@@ -87,9 +87,13 @@ class StableBaselines3:
         ended = rows["terminated"] | rows["truncated"]
         infos = [{"TimeLimit.truncated": t} for t in rows["truncated"].tolist()]
         return (
-            rows["observation"], rows["next_observation"], rows["action"],
-            rows["reward"], ended, infos,
-        )  # fmt: skip
+            rows["observation"],
+            rows["next_observation"],
+            rows["action"],
+            rows["reward"],
+            ended,
+            infos,
+        )
 
     def add(self, prepared: Any) -> None:
         """See `Peer`."""
@@ -120,9 +124,8 @@ class Skrl:
         self._torch = torch = import_module("torch")
         memory = import_module("skrl.memories.torch").RandomMemory
         self._memory = memory(
-            memory_size=capacity // block, num_envs=block, replacement=True,
-            device="cpu",
-        )  # fmt: skip
+            memory_size=capacity // block, num_envs=block, replacement=True, device="cpu"
+        )
         self._sizes = {
             "observation": (17, torch.float32),
             "action": (6, torch.float32),
@@ -184,9 +187,7 @@ class TorchRL:
         return {path: drawn[path] for path in PATHS}
 
 
-PATHS = (
-    "observation", "action", "reward", "next_observation", "terminated", "truncated",
-)  # fmt: skip
+PATHS = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
 MODULES: dict[str, tuple[str, Callable[[int, int], Peer]]] = {
     "cpprb": ("cpprb", Cpprb),
     "skrl": ("skrl", Skrl),

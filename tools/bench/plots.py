@@ -28,9 +28,7 @@ Line = tuple[str, dict[str, float], float | None]
 """A question, each side's figure, and what the machine's limit is, where known."""
 
 
-def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) -> list[
-    Line
-]:  # fmt: skip
+def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) -> list[Line]:
     """Every group of figures of a kind in the results.
 
     Args:
@@ -59,9 +57,7 @@ def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) ->
 
 def _title(script: str, path: list[str]) -> str:
     """What a line is of: the script, and where in its result."""
-    where = [
-        words(part).strip() for part in path if part.strip("_") not in ("", script)
-    ]
+    where = [words(part).strip() for part in path if part.strip("_") not in ("", script)]
     return ": ".join(filter(None, [words(script), ", ".join(where)]))
 
 
@@ -70,9 +66,7 @@ def _drawn(value: Any) -> bool:
     return number and value > 0
 
 
-def _least_us(
-    script: str, path: tuple[str, ...], limits: Mapping[str, float]
-) -> float | None:
+def _least_us(script: str, path: tuple[str, ...], limits: Mapping[str, float]) -> float | None:
     """What copying as many bytes takes of the vector transitions, if it is they."""
     counted = COUNTED.search(" ".join(path))
     if script not in ("bench_add", "bench_sample") or counted is None:
@@ -81,9 +75,7 @@ def _least_us(
     return int(counted[1]) * ROW_NBYTES / rate if rate else None
 
 
-def draw(
-    lines: list[Line], limits: Mapping[str, float], unit: str, target: Path
-) -> None:
+def draw(lines: list[Line], limits: Mapping[str, float], unit: str, target: Path) -> None:
     """Draw lines of marks, with the limits of the whole axis, into an SVG file."""
     sides = sorted({side for _, figures, _ in lines for side in figures})
     # Ours first, in the same colour in every figure.
@@ -95,9 +87,14 @@ def draw(
         ours = side.startswith(OURS)
         x, y = zip(*places, strict=True)
         axis.scatter(
-            x, y, s=34, label=words(side), color=COLOURS[number % len(COLOURS)],
-            marker="D" if ours else "o", zorder=3 if ours else 2,
-        )  # fmt: skip
+            x,
+            y,
+            s=34,
+            label=words(side),
+            color=COLOURS[number % len(COLOURS)],
+            marker="D" if ours else "o",
+            zorder=3 if ours else 2,
+        )
     least = [(us, -row) for row, (_, _, us) in enumerate(lines) if us is not None]
     if least:
         x, y = zip(*least, strict=True)

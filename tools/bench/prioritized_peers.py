@@ -46,9 +46,7 @@ class Cpprb:
             "terminated": {"dtype": np.bool_},
             "truncated": {"dtype": np.bool_},
         }
-        self._buffer = module.PrioritizedReplayBuffer(
-            blocks * BLOCK, fields, alpha=ALPHA
-        )
+        self._buffer = module.PrioritizedReplayBuffer(blocks * BLOCK, fields, alpha=ALPHA)
         for number in range(blocks):
             self._buffer.add(**transitions.block(number * BLOCK))
 

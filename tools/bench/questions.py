@@ -152,8 +152,7 @@ of one row in between, which the next draw must find and give a priority.""",
             "many_rows PrioritizedSampler median_us",
         ),
         Figure(
-            "`RankPrioritizedSampler`: the same, µs",
-            "many_rows RankPrioritizedSampler median_us",
+            "`RankPrioritizedSampler`: the same, µs", "many_rows RankPrioritizedSampler median_us"
         ),
     ),
 )
@@ -167,9 +166,7 @@ float32, in C++, and gets numpy arrays (with tensors a set of 256 takes it
 half as long again).""",
     tuple(
         Ratios(
-            f"{words} of {leaves} leaves",
-            f"speedup {leaves} {key}",
-            f"median_us {leaves} {key}",
+            f"{words} of {leaves} leaves", f"speedup {leaves} {key}", f"median_us {leaves} {key}"
         )
         for leaves in ("1,000,000", "100,000,000")
         for words, key in (
@@ -266,10 +263,7 @@ torch's RandomSampler, which writes the complete order down, is timed beside
 it at 1e7 rows.""",
     figures=(
         Figure("first batch, over torch's RandomSampler", "first_batch_speedup"),
-        *(
-            Figure(f"{rows:,} rows", f"by_rows {rows}")
-            for rows in (10**6, 10**7, 10**8, 10**9)
-        ),
+        *(Figure(f"{rows:,} rows", f"by_rows {rows}") for rows in (10**6, 10**7, 10**8, 10**9)),
     ),
 )
 
@@ -340,10 +334,7 @@ def _beyond(title: str, script: str, setup: str) -> Question:
                 ("draws", "draw", "draw_mb_per_s"),
                 ("adds", "add", "adds_per_s"),
             )
-            for way, side in (
-                ("`sample`", "mmreplay"),
-                ("`ReplayLoader`", "mmreplay_loader"),
-            )
+            for way, side in (("`sample`", "mmreplay"), ("`ReplayLoader`", "mmreplay_loader"))
         ),
         tuple(
             Figure(f"memory of {words}", f"memory {side}")
@@ -408,9 +399,7 @@ time that a learner of 5 ms an update waits for batches.""",
         Figure("256 vectors, batches/s", "vectors_256"),
         Figure("256 vectors, over the bare gather", "vectors_256 over_the_bare_gather"),
         Figure("4,096 vectors, batches/s", "vectors_4096"),
-        Figure(
-            "4,096 vectors, over the bare gather", "vectors_4096 over_the_bare_gather"
-        ),
+        Figure("4,096 vectors, over the bare gather", "vectors_4096 over_the_bare_gather"),
         Figure("256 pixels, batches/s", "pixels_256"),
         Figure("256 pixels, over the bare gather", "pixels_256 over_the_bare_gather"),
         Figure("share waited, vectors", "learner_waits vectors_256"),
@@ -444,10 +433,7 @@ a process of its own. The figures of memory are MiB of the process's own.""",
         for direction in ("export", "read", "load")
     ),
     tuple(
-        Figure(
-            f"{kind}, {direction} {name}: MiB",
-            f"{kind} {name} {direction} peak_anon_mib",
-        )
+        Figure(f"{kind}, {direction} {name}: MiB", f"{kind} {name} {direction} peak_anon_mib")
         for kind, names in FORMATS.items()
         for name in names
         for direction in ("export", "read", "load")
@@ -484,28 +470,17 @@ takes 225 µs a row on a calm machine and syncs nothing.""",
         ),
         *(
             Ratios(
-                f"256 cold rows, {codec}",
-                f"{codec} cold speedup_over",
-                f"{codec} cold median_us",
+                f"256 cold rows, {codec}", f"{codec} cold speedup_over", f"{codec} cold median_us"
             )
             for codec in CODECS
         ),
         Ratios("a step of 8 environments", "add speedup_over", "add median_us"),
-        *(
-            Ratios(f"sealing, {codec}", f"seal {codec} speedup_over")
-            for codec in CODECS
-        ),
+        *(Ratios(f"sealing, {codec}", f"seal {codec} speedup_over") for codec in CODECS),
     ),
     (
+        *(Figure(f"{codec}: times smaller", f"{codec} times_smaller") for codec in CODECS),
         *(
-            Figure(f"{codec}: times smaller", f"{codec} times_smaller")
-            for codec in CODECS
-        ),
-        *(
-            Figure(
-                f"sealing, {codec}: over 20,000 rows/s",
-                f"seal {codec} rows_per_s_over_20000",
-            )
+            Figure(f"sealing, {codec}: over 20,000 rows/s", f"seal {codec} rows_per_s_over_20000")
             for codec in CODECS
         ),
     ),
@@ -517,15 +492,8 @@ ZARR_PEERS = Question(
     "median µs",
     "256 rows out of one group, beside tensorstore without and with its cache.",
     tuple(
-        Ratios(
-            f"{words}, {codec}",
-            f"{key} {codec} speedup_over",
-            f"{key} {codec} median_us",
-        )
-        for words, key in (
-            ("one row a chunk", "one_row_a_chunk"),
-            ("many rows a chunk", "blocks"),
-        )
+        Ratios(f"{words}, {codec}", f"{key} {codec} speedup_over", f"{key} {codec} median_us")
+        for words, key in (("one row a chunk", "one_row_a_chunk"), ("many rows a chunk", "blocks"))
         for codec in CODECS
     ),
 )
@@ -559,12 +527,11 @@ ALF = Question(
     """alf is on no package index: tensors in RAM stand for the least that its memory
 must do.""",
     tuple(
-        Ratios(f"{kind}, {call}", f"alf {kind}_{call} speedup",
-               f"alf {kind}_{call} median_us")
+        Ratios(f"{kind}, {call}", f"alf {kind}_{call} speedup", f"alf {kind}_{call} median_us")
         for kind in ("uniform", "prioritized")
         for call in ("add", "draw")
     ),
-)  # fmt: skip
+)
 
 ADAPTERS_BEYOND = Question(
     "Adapters beyond memory",
@@ -602,10 +569,7 @@ LOOKING = Question(
     """Mean, spread and range of each field, beside numpy, and the commands that
 print them.""",
     (Ratios("moments", "speedup", "median_us"),),
-    (
-        Figure("commands, s", "command_s"),
-        Figure("commands, s of processor time", "command_cpu_s"),
-    ),
+    (Figure("commands, s", "command_s"), Figure("commands, s of processor time", "command_cpu_s")),
 )
 
 VIEW = Question(
@@ -653,20 +617,16 @@ Cold batches are of values that are not in memory, beside rows of uint8[2640] in
 references, 16 bytes a row, stay in memory as flags do, or are read as well.""",
     tuple(
         Ratios(label, f"{key} speedup", f"{key} median_us")
-        for label, key in (
-            ("add 1", "add_1"), ("add 256", "add_256"), ("draw 256", "draw_256"),
-        )
+        for label, key in (("add 1", "add_1"), ("add 256", "add_256"), ("draw 256", "draw_256"))
     ),
     (
-        Figure("add 256: time over that of a bare write",
-               "add_256 over_the_bare_write"),
-        Figure("draw 256: time over that of a bare gather",
-               "draw_256 over_the_bare_gather"),
+        Figure("add 256: time over that of a bare write", "add_256 over_the_bare_write"),
+        Figure("draw 256: time over that of a bare gather", "draw_256 over_the_bare_gather"),
         Figure("disk, over the bytes of the values", "disk_over_values"),
         Figure("draw 256 cold: time over that of pixels", "cold over_pixels"),
         Figure("draw 256 cold, µs", "cold median_us"),
     ),
-)  # fmt: skip
+)
 
 LIMITS = Question(
     "What the machine gives",
@@ -675,10 +635,7 @@ LIMITS = Question(
     """Copying memory, and the disk's best: a file read from end to end, and random
 rows read by 32 threads. They are the lines in the plots. Small files are read
 faster than that where the host below the virtual disk has them in memory.""",
-    figures=(
-        Figure("memory, MB/s", "memory_mb_per_s"),
-        Figure("disk, MB/s", "disk_mb_per_s"),
-    ),
+    figures=(Figure("memory, MB/s", "memory_mb_per_s"), Figure("disk, MB/s", "disk_mb_per_s")),
 )
 
 RAY = Question(
@@ -702,41 +659,58 @@ ring, and by Ray Data from parquet files that it wrote, with a local shuffle buf
 tenth of the rows. The memory is that of all processes of a side, Ray's object store
 among it.""",
     (
-        Ratios("add of 8 steps", "same_node add_8_steps speedup",
-               "same_node add_8_steps median_us"),
-        Ratios("sample(256) with its update, owner of the priorities",
-               "same_node alone speedup", "same_node alone median_us"),
-        Ratios("sample(256) with its update, by the shard", "same_node shard speedup",
-               "same_node shard median_us", "mmreplay_shard"),
-        Ratios("256 vectors of two other nodes, 16 batches a call",
-               "other_nodes vectors speedup", "other_nodes vectors median_us"),
-        Ratios("256 rows of 4 KiB of two other nodes",
-               "other_nodes batch_of_1_mib speedup",
-               "other_nodes batch_of_1_mib median_us"),
-        Ratios("256 rows of 28 KB of two other nodes",
-               "other_nodes batch_of_7_mb speedup",
-               "other_nodes batch_of_7_mb median_us"),
+        Ratios(
+            "add of 8 steps", "same_node add_8_steps speedup", "same_node add_8_steps median_us"
+        ),
+        Ratios(
+            "sample(256) with its update, owner of the priorities",
+            "same_node alone speedup",
+            "same_node alone median_us",
+        ),
+        Ratios(
+            "sample(256) with its update, by the shard",
+            "same_node shard speedup",
+            "same_node shard median_us",
+            "mmreplay_shard",
+        ),
+        Ratios(
+            "256 vectors of two other nodes, 16 batches a call",
+            "other_nodes vectors speedup",
+            "other_nodes vectors median_us",
+        ),
+        Ratios(
+            "256 rows of 4 KiB of two other nodes",
+            "other_nodes batch_of_1_mib speedup",
+            "other_nodes batch_of_1_mib median_us",
+        ),
+        Ratios(
+            "256 rows of 28 KB of two other nodes",
+            "other_nodes batch_of_7_mb speedup",
+            "other_nodes batch_of_7_mb median_us",
+        ),
         Ratios("256 rows of 28 KB, ring 4 times the memory", "beyond_memory speedup"),
-        Ratios("add of 8 steps, RLlib's interface",
-               "behind_rllib add_8_steps speedup",
-               "behind_rllib add_8_steps median_us"),
-        Ratios("sample(256) with its update, RLlib's interface",
-               "behind_rllib sample_256_and_update speedup",
-               "behind_rllib sample_256_and_update median_us"),
+        Ratios(
+            "add of 8 steps, RLlib's interface",
+            "behind_rllib add_8_steps speedup",
+            "behind_rllib add_8_steps median_us",
+        ),
+        Ratios(
+            "sample(256) with its update, RLlib's interface",
+            "behind_rllib sample_256_and_update speedup",
+            "behind_rllib sample_256_and_update median_us",
+        ),
         Ratios("a shuffled epoch", "epoch speedup"),
     ),
     (
-        Figure("256 rows of 28 KB, ring 4 times the memory, MB/s",
-               "beyond_memory mb_per_s"),
-        Figure("the same rows read by 32 threads, MB/s",
-               "beyond_memory preadv_mb_per_s"),
+        Figure("256 rows of 28 KB, ring 4 times the memory, MB/s", "beyond_memory mb_per_s"),
+        Figure("the same rows read by 32 threads, MB/s", "beyond_memory preadv_mb_per_s"),
         Figure("one ring and two: a batch, median µs", "one_against_two median_us"),
         Figure("the same, vectors", "one_against_two median_us_vectors"),
         Figure("the same, rows of 28 KB", "one_against_two median_us_pixels"),
         Figure("a shuffled epoch, s", "epoch seconds"),
         Figure("its memory, MiB", "epoch memory_mib"),
     ),
-)  # fmt: skip
+)
 
 KILLS = Question(
     "Killed, without power, on a full disk",
@@ -756,8 +730,32 @@ TorchRL's replay buffer (`LazyMemmapStorage`, repeated `dumps`): how many of
 )
 
 QUESTIONS = (
-    KILLS, ADD, SAMPLE, PRIORITIZED, TREE, SEQUENCES, TRANSFORMS, SHUFFLED, PIXELS,
-    COLD, RAGGED, BEYOND, BEYOND_8, BEYOND_SMALL, MEMORY, LOADER, CONVERT, BYTES, ZARR,
-    ZARR_PEERS, ADAPTERS, ALF, ADAPTERS_BEYOND, RAY, DURABILITY, LOOKING, VIEW,
+    KILLS,
+    ADD,
+    SAMPLE,
+    PRIORITIZED,
+    TREE,
+    SEQUENCES,
+    TRANSFORMS,
+    SHUFFLED,
+    PIXELS,
+    COLD,
+    RAGGED,
+    BEYOND,
+    BEYOND_8,
+    BEYOND_SMALL,
+    MEMORY,
+    LOADER,
+    CONVERT,
+    BYTES,
+    ZARR,
+    ZARR_PEERS,
+    ADAPTERS,
+    ALF,
+    ADAPTERS_BEYOND,
+    RAY,
+    DURABILITY,
+    LOOKING,
+    VIEW,
     LIMITS,
-)  # fmt: skip
+)

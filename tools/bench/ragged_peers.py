@@ -77,9 +77,8 @@ class Padded:
         """Create it."""
         fields = {"tokens": Field((LONGEST,), "int32"), "length": Field((), "int32")}
         self.buffer = ReplayBuffer.create(
-            folder, Schema(fields), capacity, commit_every=COMMIT_S,
-            sampler=UniformSampler(seed=0),
-        )  # fmt: skip
+            folder, Schema(fields), capacity, commit_every=COMMIT_S, sampler=UniformSampler(seed=0)
+        )
         self._block = np.zeros((BATCH, LONGEST), np.int32)
 
     def add(self, number: int, row: Tokens) -> None:
@@ -142,9 +141,7 @@ class Lmdb:
         """See `Side`: values are read where they lie, and copied once."""
         keys = self._rng.integers(self._count, size=BATCH).tolist()
         with self._env.begin(buffers=True) as transaction:
-            found = [
-                np.frombuffer(transaction.get(self._key(key)), np.int32) for key in keys
-            ]
+            found = [np.frombuffer(transaction.get(self._key(key)), np.int32) for key in keys]
             return np.concatenate(found), np.array(list(map(len, found)))
 
     def close(self) -> None:
@@ -161,11 +158,7 @@ class Sqlite:
         folder.mkdir()
         self._capacity, self._count = capacity, 0
         self._db = sqlite3.connect(folder / "rows.db", isolation_level=None)
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-            "mmap_size=8000000000",
-        ):
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "mmap_size=8000000000"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, tokens BLOB)")
         self._rng, self._synced = np.random.default_rng(0), monotonic()
@@ -179,8 +172,7 @@ class Sqlite:
     def extend(self, first: int, rows: list[Tokens]) -> None:
         """See `Side`."""
         values = [
-            ((first + at) % self._capacity, row.data.cast("B"))
-            for at, row in enumerate(rows)
+            ((first + at) % self._capacity, row.data.cast("B")) for at, row in enumerate(rows)
         ]
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", values)
@@ -194,8 +186,7 @@ class Sqlite:
         """See `Side`; of rows that are drawn twice each counts once."""
         keys = self._rng.integers(self._count, size=BATCH).tolist()
         found = [
-            np.frombuffer(tokens, np.int32)
-            for _, tokens in self._db.execute(self._select, keys)
+            np.frombuffer(tokens, np.int32) for _, tokens in self._db.execute(self._select, keys)
         ]
         return np.concatenate(found), np.array(list(map(len, found)))
 
@@ -246,9 +237,7 @@ class TransferQueue:
         self._capacity, self._count = capacity, 0
         ray = import_module("ray")
         # Not a cluster that someone else started here.
-        ray.init(
-            address="local", include_dashboard=False, log_to_driver=False, num_cpus=4
-        )
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
         self._queue = import_module("transfer_queue")
         self._queue.init()
         self._shutdown: Callable[[], object] = ray.shutdown
@@ -257,9 +246,10 @@ class TransferQueue:
     def add(self, number: int, row: Tokens) -> None:
         """See `Side`."""
         self._queue.kv_put(
-            key=str(number % self._capacity), partition_id="rows",
+            key=str(number % self._capacity),
+            partition_id="rows",
             fields={"tokens": self._torch.from_numpy(row)},
-        )  # fmt: skip
+        )
         self._count = min(self._capacity, max(self._count, number + 1))
 
     def extend(self, first: int, rows: list[Tokens]) -> None:
@@ -300,9 +290,12 @@ ON_DISK = (OURS, PADDED, "lmdb", "sqlite")
 SLOW = ("transfer_queue",)
 """Sides whose calls take milliseconds: they are timed by themselves beside ours."""
 MODULES = {
-    "lmdb": "lmdb", "torchrl": "torchrl", "transfer_queue": "transfer_queue",
-    PADDED: "mmreplay", "sqlite": "sqlite3",
-}  # fmt: skip
+    "lmdb": "lmdb",
+    "torchrl": "torchrl",
+    "transfer_queue": "transfer_queue",
+    PADDED: "mmreplay",
+    "sqlite": "sqlite3",
+}
 
 
 def installed(wanted: str | None) -> list[str]:

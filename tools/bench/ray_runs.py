@@ -36,16 +36,7 @@ from tools.bench.bench_memory import MIB, Group, limited
 from tools.bench.bench_pixels import SHAPE as PIXELS
 from tools.bench.bench_pixels import Preadv, block, check
 from tools.bench.disk_peers import Pixels
-from tools.bench.turns import (
-    OURS,
-    Side,
-    Times,
-    medians_us,
-    race,
-    report,
-    rounded,
-    speedups,
-)
+from tools.bench.turns import OURS, Side, Times, medians_us, race, report, rounded, speedups
 
 TORCHRL, BARE, RLLIB = "torchrl", "bare_ray", "rllib"
 ALONE, SHARED = OURS, f"{OURS}_shard"
@@ -59,11 +50,7 @@ STORE_NBYTES = 200_000_000
 """Of Ray's object store on each node."""
 MARK = "MMREPLAY_BENCH_RAY"
 """Names the processes of one side, which Ray starts with the environment of theirs."""
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
-    "OMP_NUM_THREADS": "1",
-}
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 VECTORS = mr.Schema(
     {
         "observation": mr.Field((OBSERVATION,), "float32"),
@@ -101,9 +88,15 @@ class RunSizes:
 
 RUN_FULL = RunSizes()
 RUN_QUICK = RunSizes(
-    steps=3200, turns=3, calls=4, large_nbytes=8 << 20, counted_batches=40,
-    limit_mib=64, beyond_turns=1, seconds=0.2,
-)  # fmt: skip
+    steps=3200,
+    turns=3,
+    calls=4,
+    large_nbytes=8 << 20,
+    counted_batches=40,
+    limit_mib=64,
+    beyond_turns=1,
+    seconds=0.2,
+)
 
 
 @contextmanager
@@ -121,20 +114,19 @@ def cluster(nodes: int = 0, head_cpus: int = 2) -> Iterator[list[str]]:
     os.environ.update(SETTINGS | {"RAY_TMPDIR": folder})
     ray = import_module("ray")
     head = {
-        "num_cpus": head_cpus, "object_store_memory": STORE_NBYTES,
-        "include_dashboard": False, "labels": {"mmreplay": "head"},
-    }  # fmt: skip
-    made = import_module("ray.cluster_utils").Cluster(
-        initialize_head=True, head_node_args=head
-    )
+        "num_cpus": head_cpus,
+        "object_store_memory": STORE_NBYTES,
+        "include_dashboard": False,
+        "labels": {"mmreplay": "head"},
+    }
+    made = import_module("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
     try:
         others = [
             made.add_node(
-                num_cpus=2, object_store_memory=STORE_NBYTES,
-                labels={"mmreplay": f"node-{number}"},
+                num_cpus=2, object_store_memory=STORE_NBYTES, labels={"mmreplay": f"node-{number}"}
             )
             for number in range(nodes)
-        ]  # fmt: skip
+        ]
         ray.init(address=made.address, log_to_driver=False)
         yield [node.node_id for node in others]
     finally:
@@ -181,9 +173,7 @@ def torchrl_buffer(
 def tensordict(fields: Mapping[str, NDArray[Any]]) -> Any:
     """Rows as TorchRL takes them; a dot in a name is a level."""
     torch = import_module("torch")
-    made = import_module("tensordict").TensorDict(
-        {}, [len(next(iter(fields.values())))]
-    )
+    made = import_module("tensordict").TensorDict({}, [len(next(iter(fields.values())))])
     for name, rows in fields.items():
         made[tuple(name.split("."))] = torch.from_numpy(rows)
     return made
@@ -229,21 +219,20 @@ def same_node(folder: Path, sizes: RunSizes, rllib: Side | None) -> dict[str, ob
     """
     with cluster(), ExitStack() as stack:
         writer = mr.ray.writer(
-            "vectors", VECTORS, sizes.steps // NUM_ENVS, root=folder / "same",
-            num_envs=NUM_ENVS, autoreset="disabled",
-        )  # fmt: skip
+            "vectors",
+            VECTORS,
+            sizes.steps // NUM_ENVS,
+            root=folder / "same",
+            num_envs=NUM_ENVS,
+            autoreset="disabled",
+        )
         stack.callback(mr.ray.stop, "vectors")
         stack.enter_context(writer)
         steps = vectors(EPISODE)
-        blocks = {
-            name: np.repeat(rows[:, None], NUM_ENVS, 1) for name, rows in steps.items()
-        }
+        blocks = {name: np.repeat(rows[:, None], NUM_ENVS, 1) for name, rows in steps.items()}
         for _ in range(sizes.steps // NUM_ENVS // EPISODE):
             writer.extend(blocks)
-        each = [
-            {name: rows[number] for name, rows in blocks.items()}
-            for number in range(EPISODE)
-        ]
+        each = [{name: rows[number] for name, rows in blocks.items()} for number in range(EPISODE)]
         added = 0
 
         def add() -> None:
@@ -323,9 +312,7 @@ def fill(
     name: str | None = None,
 ) -> None:
     """Be the writer of one node: write its ring and leave it to the shard."""
-    with mr.ray.writer(
-        run, schema, rows, root=root, name=name, autoreset="disabled"
-    ) as writer:
+    with mr.ray.writer(run, schema, rows, root=root, name=name, autoreset="disabled") as writer:
         size = min(rows, 500)
         for first in range(0, rows // size * size, size):
             if shape is None:
@@ -339,9 +326,7 @@ def other_nodes(folder: Path, sizes: RunSizes) -> dict[str, object]:
     large = {"batch_of_1_mib": (4096,), "batch_of_7_mb": PIXELS}
     with cluster(2) as nodes:
         found: dict[str, object] = {
-            "vectors": _from_afar(
-                "vectors", VECTORS, None, sizes.steps, 16, nodes, folder, sizes
-            )
+            "vectors": _from_afar("vectors", VECTORS, None, sizes.steps, 16, nodes, folder, sizes)
         }
         for run, shape in large.items():
             schema = mr.Schema({"pixels": mr.Field(shape, "uint8")})
@@ -351,9 +336,15 @@ def other_nodes(folder: Path, sizes: RunSizes) -> dict[str, object]:
 
 
 def _from_afar(
-    run: str, schema: mr.Schema, shape: tuple[int, ...] | None, rows: int,
-    per_call: int, nodes: Sequence[str], folder: Path, sizes: RunSizes,
-) -> dict[str, object]:  # fmt: skip
+    run: str,
+    schema: mr.Schema,
+    shape: tuple[int, ...] | None,
+    rows: int,
+    per_call: int,
+    nodes: Sequence[str],
+    folder: Path,
+    sizes: RunSizes,
+) -> dict[str, object]:
     ray = import_module("ray")
     ray.get(
         [
@@ -367,20 +358,16 @@ def _from_afar(
         stack.callback(mr.ray.stop, run)
         client = stack.enter_context(
             mr.ray.ReplayClient(
-                run, mr.PrioritizedSampler(seed=0), (), BATCH, prefetch=AHEAD,
-                per_call=per_call,
+                run, mr.PrioritizedSampler(seed=0), (), BATCH, prefetch=AHEAD, per_call=per_call
             )
-        )  # fmt: skip
+        )
         batch = next(client)
         nbytes = sum(tensor.nbytes for tensor in batch.fields.values())
         assert batch.buffer_ids is not None
         assert set(batch.buffer_ids.tolist()) == {0, 1}
         sides = {OURS: _learning(client)}
         share = per_call * nbytes // len(nodes)
-        actors = [
-            ray.remote(BareShard).options(**on_node(node)).remote(share)
-            for node in nodes
-        ]
+        actors = [ray.remote(BareShard).options(**on_node(node)).remote(share) for node in nodes]
         sides[BARE] = _bare(actors, per_call)
         if peers_here():
             theirs = torchrl_buffer(rows, "LazyTensorStorage", on_node(nodes[0]))
@@ -388,9 +375,10 @@ def _from_afar(
             size = min(rows, 400)
             for first in range(0, rows // size * size, size):
                 theirs.extend(
-                    transitions(400) if shape is None
+                    transitions(400)
+                    if shape is None
                     else tensordict({"pixels": block(first, size, shape)})
-                )  # fmt: skip
+                )
             sides[TORCHRL] = theirs.sample
         calls = max(sizes.calls, 2 * per_call) // per_call * per_call
         times = race(sides, sizes.turns, calls, ahead=(AHEAD + 1) * per_call)
@@ -447,9 +435,7 @@ def one_against_two(folder: Path, sizes: RunSizes) -> dict[str, object]:
                     first = ring * rows // rings
                     writer.extend(number=np.arange(first, first + rows // rings))
             sampler = mr.PrioritizedSampler(alpha=0.6, stratified=False, seed=rings)
-            client = stack.enter_context(
-                mr.ray.ReplayClient(run, sampler, (), BATCH, per_call=4)
-            )
+            client = stack.enter_context(mr.ray.ReplayClient(run, sampler, (), BATCH, per_call=4))
             side = _updating(client, counts := np.zeros(rows, np.int64))
             # Steps that were not drawn yet are as likely as others, so a few hundred
             # batches of 256 draw all 4000, and update them; but for the newest of each
@@ -489,9 +475,8 @@ def _two_of_larger_rows(folder: Path, sizes: RunSizes) -> dict[str, object]:
     pixels = mr.Schema({"pixels": mr.Field(PIXELS, "uint8")})
     for kind, schema, shape, rows, calls in (
         ("vectors", VECTORS, None, sizes.steps, 2 * sizes.calls),
-        ("pixels", pixels, PIXELS, sizes.large_nbytes // int(np.prod(PIXELS)),
-         sizes.calls),
-    ):  # fmt: skip
+        ("pixels", pixels, PIXELS, sizes.large_nbytes // int(np.prod(PIXELS)), sizes.calls),
+    ):
         with cluster(), ExitStack() as stack:
             sides: dict[str, Side] = {}
             for rings in (1, 2):
@@ -550,9 +535,13 @@ class OtherProcess:
         environment = os.environ | SETTINGS
         environment |= {MARK: self._mark, "RAY_TMPDIR": self._folder}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         self.ask("")
 
     def ask(self, line: str) -> dict[str, Any]:
@@ -629,16 +618,12 @@ def beyond_memory(folder: Path, sizes: RunSizes) -> dict[str, object]:
             if group is None:
                 return {"not_measured": "no cgroup can be made here"}
             path = folder / name
-            side = OtherProcess(
-                "tools.bench.ray_runs", name, name, str(path), str(rows)
-            )
+            side = OtherProcess("tools.bench.ray_runs", name, name, str(path), str(rows))
             stack.callback(side.close)
             side.join(group)
             side.ask("fill\n")
             sides.append(side)
-        file = next(
-            path for path in (folder / OURS).rglob("f*.bin") if "flags" not in path.name
-        )
+        file = next(path for path in (folder / OURS).rglob("f*.bin") if "flags" not in path.name)
         bare: list[float] = []
         with Preadv(file, BATCH) as preadv:
             rng = np.random.default_rng(0)
@@ -658,9 +643,7 @@ def beyond_memory(folder: Path, sizes: RunSizes) -> dict[str, object]:
         **found,
         **({"died": errors} if errors else {}),
         "speedup": speedups(whole) if OURS in whole else {},
-        "mb_per_s": {
-            n: rounded(megabytes / float(np.median(t))) for n, t in whole.items()
-        },
+        "mb_per_s": {n: rounded(megabytes / float(np.median(t))) for n, t in whole.items()},
         "preadv_mb_per_s": rounded(megabytes / float(np.median(bare))),
     }
 

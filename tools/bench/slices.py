@@ -71,10 +71,7 @@ def skrl(blocks: int, count: int, length: int) -> Slicer:
     return draw
 
 
-MAKERS: dict[str, Callable[[int, int, int], Slicer]] = {
-    "torchrl": torchrl,
-    "skrl": skrl,
-}
+MAKERS: dict[str, Callable[[int, int, int], Slicer]] = {"torchrl": torchrl, "skrl": skrl}
 
 
 def installed(wanted: str | None = None) -> list[str]:

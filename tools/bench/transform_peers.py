@@ -84,9 +84,7 @@ def _goal(numbers: Ids) -> NDArray[np.float32]:
     return np.stack([numbers, -numbers, numbers % 7], axis=1).astype(np.float32)
 
 
-def reached(
-    achieved: NDArray[Any], desired: NDArray[Any], info: object
-) -> NDArray[np.float32]:
+def reached(achieved: NDArray[Any], desired: NDArray[Any], info: object) -> NDArray[np.float32]:
     """Reward of a goal environment: 0 where the goal was reached, else -1."""
     del info
     far: NDArray[np.bool_] = np.linalg.norm(achieved - desired, axis=-1) > 0.05
@@ -152,9 +150,7 @@ def check_goals(drawn: Mapping[str, Any], side: str) -> None:
     relabelled = goal.any(axis=1)
     first, stop = numbers + 1, (numbers // EPISODE + 1) * EPISODE
     good = ~relabelled | ((goal[:, 0] >= first) & (goal[:, 0] <= stop))
-    good &= arrays["reward"].reshape(-1) == np.where(
-        relabelled & (goal[:, 0] == first), 0, -1
-    )
+    good &= arrays["reward"].reshape(-1) == np.where(relabelled & (goal[:, 0] == first), 0, -1)
     share = float(relabelled.mean())
     if not good.all() or not 0.6 < share < 0.95:
         raise AssertionError(f"{side}: {share:.0%} relabelled, {(~good).sum()} wrongly")
@@ -185,25 +181,35 @@ def sb3_n_steps(rows: int) -> Draw:
     """Stable-Baselines3's NStepReplayBuffer, which folds when it draws."""
     box = import_module("gymnasium").spaces.Box
     buffer = import_module("stable_baselines3.common.buffers").NStepReplayBuffer(
-        rows, box(-np.inf, np.inf, (17,), np.float32), box(-1, 1, (6,), np.float32),
-        device="cpu", n_envs=num_envs_of(rows), n_steps=N, gamma=GAMMA,
-    )  # fmt: skip
+        rows,
+        box(-np.inf, np.inf, (17,), np.float32),
+        box(-1, 1, (6,), np.float32),
+        device="cpu",
+        n_envs=num_envs_of(rows),
+        n_steps=N,
+        gamma=GAMMA,
+    )
     for numbers in steps_of_envs(rows):
         data = vectors(numbers)
         buffer.add(
-            data["observation"], data["next_observation"], data["action"],
-            data["reward"], data["terminated"] | data["truncated"],
+            data["observation"],
+            data["next_observation"],
+            data["action"],
+            data["reward"],
+            data["terminated"] | data["truncated"],
             [{"TimeLimit.truncated": bool(end)} for end in data["truncated"]],
-        )  # fmt: skip
+        )
 
     def draw(count: int) -> Mapping[str, Any]:
         found = buffer.sample(count)
         return {
-            "observation": found.observations, "action": found.actions,
+            "observation": found.observations,
+            "action": found.actions,
             "next_observation": found.next_observations,
-            "terminated": found.dones, "reward": found.rewards,
+            "terminated": found.dones,
+            "reward": found.rewards,
             "discount": found.discounts,
-        }  # fmt: skip
+        }
 
     return draw
 
@@ -215,9 +221,7 @@ def cpprb_n_steps(rows: int) -> Draw:
     return lambda count: torch_of(buffer.sample(count))
 
 
-_NSTEP = {
-    "size": N, "gamma": GAMMA, "rew": "reward", "next": "next_observation",
-}  # fmt: skip
+_NSTEP = {"size": N, "gamma": GAMMA, "rew": "reward", "next": "next_observation"}
 
 
 def _cpprb(name: str, rows: int, shape: tuple[int, ...], **options: Any) -> Any:
@@ -252,17 +256,18 @@ def tianshou_n_steps(rows: int) -> Draw:
     return _tianshou_draw(buffer)
 
 
-def _tianshou(
-    name: str, rows: int, data_of: Callable[[Ids], Columns], **options: Any
-) -> Any:
+def _tianshou(name: str, rows: int, data_of: Callable[[Ids], Columns], **options: Any) -> Any:
     data = import_module("tianshou.data")
     buffer = getattr(data, name)(rows, num_envs_of(rows), **options)
     for numbers in steps_of_envs(rows):
         step = data_of(numbers)
         given = {
-            "obs": step["observation"], "act": step["action"], "rew": step["reward"],
-            "terminated": step["terminated"], "truncated": step["truncated"],
-        }  # fmt: skip
+            "obs": step["observation"],
+            "act": step["action"],
+            "rew": step["reward"],
+            "terminated": step["terminated"],
+            "truncated": step["truncated"],
+        }
         if "next_observation" in step:
             given["obs_next"] = step["next_observation"]
         buffer.add(data.Batch(**given))
@@ -281,9 +286,7 @@ def _tianshou_draw(buffer: Any, n: int = N, errors: Any = None) -> Draw:
         returns = found.rew
         if n > 1:
             # Read the next observation of the n-th step, as a target network would.
-            found = algorithm.compute_nstep_return(
-                found, buffer, indices, nothing, GAMMA, n
-            )
+            found = algorithm.compute_nstep_return(found, buffer, indices, nothing, GAMMA, n)
             returns = found.returns
             last = indices
             for _ in range(n - 1):
@@ -314,28 +317,29 @@ def torchrl_n_steps(rows: int) -> Draw:
     fold = import_module("torchrl.data.postprocs").MultiStep(GAMMA, N)
     buffer = data.ReplayBuffer(
         storage=data.LazyTensorStorage(rows),
-        sampler=samplers.SliceSampler(
-            slice_len=N, end_key=("next", "done"), cache_values=True
-        ),
+        sampler=samplers.SliceSampler(slice_len=N, end_key=("next", "done"), cache_values=True),
     )
     for first in range(0, rows, 10_000):
         block = torch_of(vectors(np.arange(first, min(first + 10_000, rows))))
         done = (block["terminated"] | block["truncated"])[:, None]
         after = {
             "observation": block["next_observation"],
-            "reward": block["reward"][:, None], "done": done,
+            "reward": block["reward"][:, None],
+            "done": done,
             "terminated": block["terminated"][:, None],
-        }  # fmt: skip
+        }
         now = {"observation": block["observation"], "action": block["action"]}
         buffer.extend(stored({**now, "next": after}, batch_size=[len(done)]))
 
     def draw(count: int) -> Mapping[str, Any]:
         found = fold(buffer.sample(N * count).reshape(count, N))[:, 0]
         return {
-            "observation": found["observation"], "action": found["action"],
+            "observation": found["observation"],
+            "action": found["action"],
             "next_observation": found["next", "observation"],
-            "reward": found["next", "reward"], "discount": found["gamma"],
-        }  # fmt: skip
+            "reward": found["next", "reward"],
+            "discount": found["gamma"],
+        }
 
     torch.manual_seed(0)
     return draw
@@ -347,9 +351,8 @@ def torchrl_n_steps(rows: int) -> Draw:
 def cpprb_frames(rows: int) -> Draw:
     """The stack_compress of cpprb, over stacks that it is given whole."""
     buffer = _cpprb(
-        "ReplayBuffer", rows, (84, 84, K), next_of="observation",
-        stack_compress="observation",
-    )  # fmt: skip
+        "ReplayBuffer", rows, (84, 84, K), next_of="observation", stack_compress="observation"
+    )
 
     # next_of stores the observation of the next row, episode by episode.
     for first in range(0, rows, EPISODE):
@@ -368,9 +371,7 @@ def cpprb_frames(rows: int) -> Draw:
     return draw
 
 
-def _stacks(
-    numbers: Ids, of: Callable[[Ids], NDArray[Any]], ahead: int = 0
-) -> NDArray[Any]:
+def _stacks(numbers: Ids, of: Callable[[Ids], NDArray[Any]], ahead: int = 0) -> NDArray[Any]:
     """Stacks of steps, ``[B, K, *shape]``, oldest first."""
     begin = numbers // EPISODE * EPISODE
     lags = np.arange(K - 1, -1, -1)
@@ -390,9 +391,7 @@ def tianshou_frames(rows: int) -> Draw:
 
 def tianshou_all(rows: int, pixels: bool, errors: Callable[[int], Any]) -> Draw:
     """The PrioritizedVectorReplayBuffer of tianshou with stacks and n-step returns."""
-    options = {
-        "stack_num": K, "ignore_obs_next": True, "alpha": ALPHA, "beta": BETA,
-    }  # fmt: skip
+    options = {"stack_num": K, "ignore_obs_next": True, "alpha": ALPHA, "beta": BETA}
 
     def steps(numbers: Ids) -> Columns:
         data = frames(numbers) if pixels else vectors(numbers)
@@ -452,9 +451,14 @@ def sb3_goals(rows: int) -> Draw:
 
     vec = import_module("stable_baselines3.common.vec_env").DummyVecEnv
     buffer = import_module("stable_baselines3").HerReplayBuffer(
-        rows, space, action, vec([Goals]), device="cpu", n_sampled_goal=4,
+        rows,
+        space,
+        action,
+        vec([Goals]),
+        device="cpu",
+        n_sampled_goal=4,
         goal_selection_strategy="future",
-    )  # fmt: skip
+    )
     for number in range(rows):
         data = goals(np.array([number]))
         now, then = (
@@ -490,10 +494,7 @@ N_STEPS: dict[str, Callable[[int], Draw]] = {
     "tianshou": tianshou_n_steps,
     "torchrl": torchrl_n_steps,
 }
-FRAMES: dict[str, Callable[[int], Draw]] = {
-    "cpprb": cpprb_frames,
-    "tianshou": tianshou_frames,
-}
+FRAMES: dict[str, Callable[[int], Draw]] = {"cpprb": cpprb_frames, "tianshou": tianshou_frames}
 ALL: dict[str, Callable[[int, bool, Callable[[int], Any]], Draw]] = {
     "cpprb": cpprb_all,
     "tianshou": tianshou_all,

@@ -61,11 +61,7 @@ def medians_us(times: Times) -> dict[str, float]:
 def speedups(times: Times, over: str = OURS) -> dict[str, float]:
     """How many times as long as one side each other side takes, turn by turn."""
     ours = times[over]
-    return {
-        name: rounded(float(np.median(t / ours)))
-        for name, t in times.items()
-        if name != over
-    }
+    return {name: rounded(float(np.median(t / ours))) for name, t in times.items() if name != over}
 
 
 def over_each(times: Times, ways: Sequence[str]) -> dict[str, object]:
@@ -128,9 +124,7 @@ def arguments(question: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("--quick", action="store_true", help="small and short")
     parser.add_argument("--folder", help="where to put the files; default: TMPDIR")
-    parser.add_argument(
-        "--peers", default=None, help="comma-separated; default: all installed"
-    )
+    parser.add_argument("--peers", default=None, help="comma-separated; default: all installed")
     return parser
 
 

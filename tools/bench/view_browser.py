@@ -14,9 +14,13 @@ from statistics import median
 from typing import Any
 
 ARGUMENTS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-    "--hide-scrollbars", "--window-size=1440,900",
-)  # fmt: skip
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--window-size=1440,900",
+)
 
 WATCH = """
 window.seen = {};
@@ -127,9 +131,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride", {**metrics, "mobile": False}
         )
         feature = {"name": "prefers-color-scheme", "value": theme}
-        self.driver.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [feature]}
-        )
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def wait(self, script: str, seconds: float = 60.0) -> Any:
         """Wait until a script returns something true, and return it.
@@ -165,9 +167,7 @@ class Browser:
             self.open(url, "e=0:0")
             self.wait("return mmr.app.player?.shown() === 0")
             time.sleep(0.5)
-            found[name] = self.driver.execute_async_script(
-                SCRUB, seconds, steps - 1, is_random
-            )
+            found[name] = self.driver.execute_async_script(SCRUB, seconds, steps - 1, is_random)
         return found
 
     def curve_s(self, url: str, steps: int, turns: int = 9) -> float:
@@ -183,9 +183,7 @@ class Browser:
     def watch_steps(self, url: str) -> None:
         """Open a page, and note when each number of steps is shown."""
         self.open(url)
-        self.wait(
-            "return document.getElementById('state').textContent.startsWith('Live')"
-        )
+        self.wait("return document.getElementById('state').textContent.startsWith('Live')")
         self.driver.execute_script(STEPS_SEEN)
         self.driver.execute_script(GONE_SEEN)
 

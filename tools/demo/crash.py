@@ -146,8 +146,7 @@ def compare(path: Path, reported: Reported) -> Comparison:
         missing = int((~there).sum())
         env_ids, positions = env_ids[there], reported.positions[there]
         row = {
-            name: buffer.get_field(name, env_ids, positions)
-            for name in ("observation", "action")
+            name: buffer.get_field(name, env_ids, positions) for name in ("observation", "action")
         }
         different = int((np.array(_crcs(row)) != reported.crcs[there]).sum())
         how, heads = buffer.recovery.how, buffer.heads.tolist()

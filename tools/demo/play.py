@@ -51,7 +51,5 @@ def make_pongs() -> SyncVectorEnv[Any, Any]:
 def record(path: Path) -> tuple[mr.RecordReport, dict[str, int]]:
     """Play into a new buffer, and return what was written and the memory taken."""
     env = make_pongs()
-    done = mr.record(
-        env, path, steps=STEPS, capacity=CAPACITY, seed=SEED, progress=True
-    )
+    done = mr.record(env, path, steps=STEPS, capacity=CAPACITY, seed=SEED, progress=True)
     return done, resident()

@@ -35,12 +35,7 @@ def show(name: str, report: Report, started: float) -> int:
     return 1 if report.findings else 0
 
 
-ENGINES = {
-    "memmap": GEOMETRIES,
-    "heap": HEAPED,
-    "zarr": SHARDED,
-    "zarr-heap": SHARDED_HEAPS,
-}
+ENGINES = {"memmap": GEOMETRIES, "heap": HEAPED, "zarr": SHARDED, "zarr-heap": SHARDED_HEAPS}
 """Buffers to attack; those with values that vary apart."""
 HEAPS = {"heap": HEAPED, "zarr-heap": SHARDED_HEAPS}
 """Beside the formats of `forged`: buffers with values that vary, whose references,
@@ -51,9 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.torture")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def attack(
-        name: str, description: str, counted: str, count: int
-    ) -> argparse.ArgumentParser:
+    def attack(name: str, description: str, counted: str, count: int) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=description)
         added.add_argument(f"--{counted}", type=int, default=count)
         added.add_argument("--seed", type=int, default=1)
@@ -100,9 +93,7 @@ def main() -> int:
     """Run one attack."""
     arguments = _parser().parse_args()
     if arguments.command == "thin" and find_spec("ray") is None:
-        print(
-            "thin needs Ray. Run make install-ray, then this by build/ray/bin/python."
-        )
+        print("thin needs Ray. Run make install-ray, then this by build/ray/bin/python.")
         return 2
     started = time.monotonic()
     if arguments.command == "forged":
@@ -124,17 +115,12 @@ def _thin(arguments: argparse.Namespace) -> Report:
 
 
 def _mutate(arguments: argparse.Namespace) -> Report:
-    return mutate.attack(
-        arguments.count, arguments.seed, arguments.first, arguments.verbose
-    )
+    return mutate.attack(arguments.count, arguments.seed, arguments.first, arguments.verbose)
 
 
 ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "powerloss": lambda description: powerloss.attacks(
-        description.states,
-        description.seed,
-        description.jobs,
-        ENGINES[description.engine],
+        description.states, description.seed, description.jobs, ENGINES[description.engine]
     ),
     "kills": lambda description: kills.attack(
         description.points, description.seed, geometries=ENGINES[description.engine]

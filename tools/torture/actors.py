@@ -84,9 +84,7 @@ class Actor:
                 while True:
                     steps = buffer.heads + np.arange(BLOCK)[:, None]
                     made = content(GEOMETRY, env_ids, steps.ravel(), lineages)
-                    buffer.extend(
-                        {p: c.reshape(*lead, *c.shape[1:]) for p, c in made.items()}
-                    )
+                    buffer.extend({p: c.reshape(*lead, *c.shape[1:]) for p, c in made.items()})
                     self.acked[:] = buffer.heads
                     self.began[0] = self.life
                     time.sleep(PAUSE_S)
@@ -108,9 +106,7 @@ class Actor:
         """End the process as it stands, and say what it lost."""
         os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        faults = (
-            [] if code == -signal.SIGKILL else [f"writer failed: ended with {code}"]
-        )
+        faults = [] if code == -signal.SIGKILL else [f"writer failed: ended with {code}"]
         with mr.ReplayBuffer.open(self.path) as buffer:
             if (buffer.heads < self.acked).any():
                 faults.append(f"lost: heads {buffer.heads} of {self.acked}")
@@ -175,9 +171,7 @@ def attack(kills: int, seed: int) -> Report:
 
 def _learner(actors: list[Actor], stack: ExitStack) -> mr.Concat:
     sources = [
-        mr.ReplayBuffer.open(
-            actor.path, sampler=mr.PrioritizedSampler(seed=0, name="learner")
-        )
+        mr.ReplayBuffer.open(actor.path, sampler=mr.PrioritizedSampler(seed=0, name="learner"))
         for actor in actors
     ]
     for source in sources:

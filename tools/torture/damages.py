@@ -186,9 +186,7 @@ def _forge(references: NDArray[np.void], rng: Rng) -> None:
         number = near if rng.random() < 0.5 else extreme
         if rng.random() < 0.7:
             bits = 8 * REFERENCE[member].itemsize
-            other[member] = np.array(number % (1 << bits), f"u{bits // 8}").view(
-                REFERENCE[member]
-            )
+            other[member] = np.array(number % (1 << bits), f"u{bits // 8}").view(REFERENCE[member])
         references[at] = other
 
 
@@ -232,9 +230,13 @@ def _shard_index(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> Non
 
 
 def _rewrite_shard(
-    damage: Damage, specimen: Specimen, rng: Rng,
-    lie: Callable[[ShardedArray, bytes], bytes] | None, *, values: bool,
-) -> None:  # fmt: skip
+    damage: Damage,
+    specimen: Specimen,
+    rng: Rng,
+    lie: Callable[[ShardedArray, bytes], bytes] | None,
+    *,
+    values: bool,
+) -> None:
     """Write a shard again, with another chunk or, where there is none, another index.
 
     Args:

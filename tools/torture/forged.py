@@ -97,9 +97,7 @@ def make_buffer(path: Path) -> Columns:
     """Make a ring that has wrapped, and return what it holds."""
     rng = np.random.default_rng(5)
     lead = (15, 2)
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(SCHEMA), 12, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, mr.Schema(SCHEMA), 12, 2, autoreset="disabled") as buffer:
         buffer.extend(
             observation=rng.random((*lead, 3)).astype(np.float32),
             image=rng.integers(0, 256, (*lead, 6, 5)).astype(np.uint8),
@@ -376,9 +374,7 @@ def bounded(bound_nbytes: int = BOUND_NBYTES) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def attack(
-    format: str, count: int, seed: int, first: int = 0, verbose: bool = False
-) -> Report:
+def attack(format: str, count: int, seed: int, first: int = 0, verbose: bool = False) -> Report:
     """Load files of a format that were tampered with.
 
     Args:
@@ -403,9 +399,7 @@ def attack(
                 base = replace(base, rows=None)
             else:
                 change, found = tampered(base, rng)
-            where = (
-                f"--format {format} --seed {seed} --first {number} --count 1 ({change})"
-            )
+            where = f"--format {format} --seed {seed} --first {number} --count 1 ({change})"
             if verbose:
                 print(where, flush=True)
             report.states += 1
@@ -462,8 +456,4 @@ def _differences(target: Path, rows: Columns) -> list[str]:
         found = rows_of(buffer)
     if found.keys() != rows.keys():
         return [f"other fields: {sorted(found.keys() ^ rows.keys())}"]
-    return [
-        f"other rows: {name}"
-        for name in rows
-        if found[name].tobytes() != rows[name].tobytes()
-    ]
+    return [f"other rows: {name}" for name in rows if found[name].tobytes() != rows[name].tobytes()]

@@ -91,9 +91,7 @@ def _changed(arrays: Arrays, rng: Rng) -> tuple[str, Arrays]:
         "no offsets": lambda: {".offsets": None},
         "one long value": lambda: {".offsets": _long(arrays[f"{path}.offsets"])},
         "fewer values": lambda: {".values": arrays[f"{path}.values"][:-1].copy()},
-        "more values": lambda: {
-            ".values": np.concatenate([arrays[f"{path}.values"]] * 2)
-        },
+        "more values": lambda: {".values": np.concatenate([arrays[f"{path}.values"]] * 2)},
         "bytes": lambda: {".values": _noise(arrays[f"{path}.values"], rng)},
         "other values": lambda: {".values": arrays[f"{path}.values"].astype(np.int64)},
         "flat": lambda: {".values": arrays[f"{path}.values"].reshape(-1)},
@@ -206,11 +204,32 @@ def _as_text(noise: Any) -> Any:
 
 
 CELLS = (
-    "", "[]", "[[1,2],[3]]", "[1,2", "[1,,2]", '{"a":1}', "[1e999]", "[300000]",
-    '["nan","inf"]', "[true,false]", "[]]", "[" * 200, "=1+1", "aGk=", "aGk", "null",
-    "[[[true,true,true],[false,false,false]]]", "[[1.5,2.5]]", "[1]" * 50, "x" * 99,
-    "[" + "1," * 60 + "1]", "[-1]", '[1,"2"]', "[ 1, 2 ]", "[9999999999999999999999]",
-)  # fmt: skip
+    "",
+    "[]",
+    "[[1,2],[3]]",
+    "[1,2",
+    "[1,,2]",
+    '{"a":1}',
+    "[1e999]",
+    "[300000]",
+    '["nan","inf"]',
+    "[true,false]",
+    "[]]",
+    "[" * 200,
+    "=1+1",
+    "aGk=",
+    "aGk",
+    "null",
+    "[[[true,true,true],[false,false,false]]]",
+    "[[1.5,2.5]]",
+    "[1]" * 50,
+    "x" * 99,
+    "[" + "1," * 60 + "1]",
+    "[-1]",
+    '[1,"2"]',
+    "[ 1, 2 ]",
+    "[9999999999999999999999]",
+)
 
 
 def _csv(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
@@ -229,10 +248,7 @@ def _csv(files: Files, name: str, rng: Rng) -> tuple[str, Files]:
         data = data.replace("å".encode(), b"\xff\xfe", 1)
     sidecar = next(key for key in files if key != name)
     description = json.loads(files[sidecar])
-    description["csv"] |= {
-        "nbytes": len(data),
-        "crc32c": f"{crc32c(memoryview(data)):08x}",
-    }
+    description["csv"] |= {"nbytes": len(data), "crc32c": f"{crc32c(memoryview(data)):08x}"}
     made = {**files, name: data, sidecar: json.dumps(description).encode()}
     return f"{path}: {cell[:20]!r}", made
 

@@ -69,15 +69,11 @@ def read_group(root: Path) -> GroupRows | None:
     if not members & about.keys():
         return None
     assert members <= about.keys(), sorted(about)
-    first, stop, sealed = (
-        np.array(about[name], np.int64) for name in ("first", "stop", "sealed")
-    )
+    first, stop, sealed = (np.array(about[name], np.int64) for name in ("first", "stop", "sealed"))
     assert (first <= sealed).all(), about
     assert (sealed <= stop).all(), about
     env_ids = np.repeat(np.arange(about["num_envs"]), sealed - first)
-    positions = np.concatenate(
-        [np.arange(*each) for each in zip(first, sealed, strict=True)]
-    )
+    positions = np.concatenate([np.arange(*each) for each in zip(first, sealed, strict=True)])
     slots = positions % about["slots"]
     columns = {
         field["name"]: read_array(root / folder_of(field["name"]), env_ids, slots)
@@ -118,9 +114,7 @@ def read_array(folder: Path, env_ids: Array, slots: Array) -> NDArray[Any]:
     return found
 
 
-def read_values(
-    folder: Path, about: dict[str, Any], env_ids: Array, slots: Array
-) -> NDArray[Any]:
+def read_values(folder: Path, about: dict[str, Any], env_ids: Array, slots: Array) -> NDArray[Any]:
     """Rows of an array of values that vary: ``[N]`` arrays.
 
     Args:
@@ -187,9 +181,7 @@ def shard_name(env: int, step: int, axes: int) -> str:
     return f"c.{env}.{step}{'.0' * axes}"
 
 
-def read_shard(
-    path: Path, inner: dict[str, Any], shard: tuple[int, int], nbytes: int
-) -> Bytes:
+def read_shard(path: Path, inner: dict[str, Any], shard: tuple[int, int], nbytes: int) -> Bytes:
     """Rows of a place, in the order of the ring's rows: uint8 ``[rows, nbytes]``.
 
     Args:

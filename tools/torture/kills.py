@@ -24,21 +24,8 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import EmptyError, ReplayError, StaleError, StarvedError
 from tools.torture.groups import GroupRows
 from tools.torture.powerloss import Report, abandon, rows_of_group
-from tools.torture.rows import (
-    GEOMETRIES,
-    Array,
-    Geometry,
-    faults,
-    group_faults,
-    mixtures,
-)
-from tools.torture.scribe import (
-    Notes,
-    Scribe,
-    broken_closing,
-    broken_promises,
-    broken_sums,
-)
+from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, group_faults, mixtures
+from tools.torture.scribe import Notes, Scribe, broken_closing, broken_promises, broken_sums
 
 MOST_S = 0.030
 # A heap whose values go to shards waits for their syncs: it laps where writers live on.
@@ -68,11 +55,7 @@ class Victim:
     """
 
     def __init__(
-        self,
-        geometry: Geometry,
-        path: Path,
-        rng: np.random.Generator,
-        report: Report,
+        self, geometry: Geometry, path: Path, rng: np.random.Generator, report: Report
     ) -> None:
         self.geometry = geometry
         self.path = path
@@ -269,10 +252,7 @@ def _smaller(geometry: Geometry, scale: int) -> Geometry:
 
 
 def attack(
-    points: int,
-    seed: int,
-    until_found: bool = False,
-    geometries: tuple[Geometry, ...] = GEOMETRIES,
+    points: int, seed: int, until_found: bool = False, geometries: tuple[Geometry, ...] = GEOMETRIES
 ) -> Report:
     """Kill writers of every geometry in turn, and check what they leave.
 
@@ -289,9 +269,7 @@ def attack(
     report = Report()
     places = [Path(tempfile.gettempdir()), Path("/dev/shm")]
     roots = [
-        Path(tempfile.mkdtemp(prefix="torture-", dir=place))
-        for place in places
-        if place.is_dir()
+        Path(tempfile.mkdtemp(prefix="torture-", dir=place)) for place in places if place.is_dir()
     ]
     try:
         victims = [

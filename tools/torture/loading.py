@@ -67,9 +67,7 @@ class Pair:
         self.drawn = self.world.opened()
         for buffer in buffers_of(self.drawn):
             _make_fail(buffer.view, self.armed)
-        self.loader = mr.ReplayLoader(
-            self.drawn, self.world.batch_size, **self.world.loading
-        )
+        self.loader = mr.ReplayLoader(self.drawn, self.world.batch_size, **self.world.loading)
 
     def disturb(self) -> None:
         """Do to the loader what users do, or nothing."""
@@ -262,9 +260,15 @@ def workers(rng: Random, folder: Path) -> str:
 def _plain(world: World) -> World:
     """The same with what streams take."""
     return World(
-        world.paths, "shuffled", world.seed, 0, world.shares, world.reading,
-        world.loading, world.batch_size,
-    )  # fmt: skip
+        world.paths,
+        "shuffled",
+        world.seed,
+        0,
+        world.shares,
+        world.reading,
+        world.loading,
+        world.batch_size,
+    )
 
 
 TRIES = (twin, twin, twin, live, live, workers)

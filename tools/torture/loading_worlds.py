@@ -14,10 +14,7 @@ import mmreplay as mr
 
 SHAPE = (64, 65)
 FIELDS = {
-    "observation": {
-        "number": mr.Field((), "int64"),
-        "pixels": mr.Field(SHAPE, "uint8"),
-    },
+    "observation": {"number": mr.Field((), "int64"), "pixels": mr.Field(SHAPE, "uint8")},
     "action": mr.Field((3,), "float32"),
     "reward": mr.Field((), "float32"),
     "terminated": mr.Field((), "bool"),
@@ -91,8 +88,7 @@ SAMPLERS: dict[str, Callable[[int], Any]] = {
         5, mr.PrioritizedSampler(seed=seed, name=None), boundary="pad"
     ),
     "mixture": lambda seed: mr.MixtureSampler(
-        [(mr.UniformSampler(seed=seed), 3), (mr.RecentSampler(9, 0.5, seed=seed), 1)],
-        seed=seed,
+        [(mr.UniformSampler(seed=seed), 3), (mr.RecentSampler(9, 0.5, seed=seed), 1)], seed=seed
     ),
 }
 ENGINES: tuple[Literal["memmap", "zarr"], ...] = ("memmap", "memmap", "zarr")
@@ -133,9 +129,14 @@ class World:
             capacity = int(rng.integers(40, 120))
             engine = ENGINES[rng.integers(len(ENGINES))]
             with mr.ReplayBuffer.create(
-                path, mr.Schema(FIELDS), capacity, num_envs, commit_every=None,
-                engine=engine, autoreset="disabled",
-            ) as buffer:  # fmt: skip
+                path,
+                mr.Schema(FIELDS),
+                capacity,
+                num_envs,
+                commit_every=None,
+                engine=engine,
+                autoreset="disabled",
+            ) as buffer:
                 buffer.extend(block(0, int(rng.integers(30, 240)), num_envs))
         names = list(SAMPLERS)
         return World(
@@ -162,9 +163,7 @@ class World:
         for number, path in enumerate(self.paths):
             sampler = SAMPLERS[self.sampler](self.seed + number)
             made = TRANSFORMS[self.transforms]() if transforms else []
-            buffer = mr.ReplayBuffer.open(
-                path, sampler=sampler, transforms=made, **self.reading
-            )
+            buffer = mr.ReplayBuffer.open(path, sampler=sampler, transforms=made, **self.reading)
             buffers.append(buffer)
         if len(buffers) == 1:
             return buffers[0]

@@ -64,11 +64,7 @@ class Mutant:
             if self.live:
                 return kills.attack(states, seed, until_found=True)
             return powerloss.attack(
-                states,
-                seed,
-                self.geometries,
-                until_found=True,
-                early_crashes=self.early_crashes,
+                states, seed, self.geometries, until_found=True, early_crashes=self.early_crashes
             )
 
 
@@ -120,13 +116,9 @@ def _trust_any_boot(self: Identity, record: Record) -> bool:
     return (record.device, record.inode) == (self.device, self.inode)
 
 
-def _give_up_with_live_heads(
-    self: CommitWriter, limits: Array, *_: Array | None
-) -> None:
+def _give_up_with_live_heads(self: CommitWriter, limits: Array, *_: Array | None) -> None:
     heads, tails = self.published[:2]
-    self._write_durable(
-        replace(self.committed, heads=heads, tails=tails, limits=limits)
-    )
+    self._write_durable(replace(self.committed, heads=heads, tails=tails, limits=limits))
 
 
 def _publish_by_number(
@@ -148,9 +140,7 @@ def _commit_newest(
 
 def _sync_immutable(self: MemmapStore) -> None:
     fields = self.schema.fields
-    mutable = {
-        name for path, name in self.placement.large.items() if fields[path].mutable
-    }
+    mutable = {name for path, name in self.placement.large.items() if fields[path].mutable}
     for name, file in self._files.items():
         if name != SUMS and name not in mutable:
             file.sync()
@@ -186,14 +176,10 @@ def _commit_early_tails(
     _commit(self, heads, tails, flags, *heap)
     if early_heap_tails is not None:
         record = replace(self.committed, heads=heads, tails=early_tails)
-        self._write_durable(
-            replace(record, heap_heads=heap[0], heap_tails=early_heap_tails)
-        )
+        self._write_durable(replace(record, heap_heads=heap[0], heap_tails=early_heap_tails))
 
 
-def _raise_live_only(
-    self: Committer, needed: Array, wanted: Array
-) -> tuple[Array, Array]:
+def _raise_live_only(self: Committer, needed: Array, wanted: Array) -> tuple[Array, Array]:
     assert self._heap is not None
     return self._heap.raised(wanted, self._commit_state.limits)
 
@@ -243,9 +229,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "NoDataSync",
-        "sync the rows before vouching for them",
-        ((MemmapStore, "sync", _nothing),),
+        "NoDataSync", "sync the rows before vouching for them", ((MemmapStore, "sync", _nothing),)
     ),
     Mutant(
         "NoSumsSync",
@@ -253,9 +237,7 @@ MUTANTS = (
         ((MemmapStore, "sync_sums", _nothing),),
     ),
     Mutant(
-        "NoSlotSync",
-        "sync the durable slot",
-        ((CommitWriter, "_write_durable", _write_unsynced),),
+        "NoSlotSync", "sync the durable slot", ((CommitWriter, "_write_durable", _write_unsynced),)
     ),
     Mutant(
         "SingleSlot",
@@ -299,11 +281,7 @@ MUTANTS = (
         "sync what `write_field` wrote before a commit returns",
         ((MemmapStore, "sync", _sync_immutable),),
     ),
-    Mutant(
-        "DequeueUntold",
-        "publish what was dequeued",
-        ((Appender, "drop", _drop_unpublished),),
-    ),
+    Mutant("DequeueUntold", "publish what was dequeued", ((Appender, "drop", _drop_unpublished),)),
     Mutant(
         "ClearsMore",
         "clear no page of rows that are not given up",
@@ -324,10 +302,7 @@ MUTANTS = (
     Mutant(
         "CommitEarlyTails",
         "write the tails of now, not those from before the sync",
-        (
-            (Committer, "_sync", _sync_after_look),
-            (CommitWriter, "commit", _commit_early_tails),
-        ),
+        ((Committer, "_sync", _sync_after_look), (CommitWriter, "commit", _commit_early_tails)),
         geometries=HEAPED,
     ),
     Mutant(

@@ -75,9 +75,7 @@ class Try:
         report: Takes what happened.
     """
 
-    def __init__(
-        self, path: Path, specimen: Specimen, damage: Damage, report: Report
-    ) -> None:
+    def __init__(self, path: Path, specimen: Specimen, damage: Damage, report: Report) -> None:
         self.path = path
         self.specimen = specimen
         self.damage = damage
@@ -136,9 +134,7 @@ class Try:
             self._check_lost(buffer)
             self.report.seen["read: wrong rows" if wrong else "read: right"] += 1
 
-    def _check_wrong(
-        self, buffer: mr.ReplayBuffer, wrong: list[tuple[int, int]]
-    ) -> None:
+    def _check_wrong(self, buffer: mr.ReplayBuffer, wrong: list[tuple[int, int]]) -> None:
         """Rows under a checksum that are not what was written must be told of."""
         if self.verified is None or not self.verified.ok:
             return
@@ -157,9 +153,7 @@ class Try:
         if self.damage.older or (self.verified and self.verified.findings):
             return
         if (buffer.heads < self.specimen.committed).any():
-            self.faults.append(
-                f"lost unsaid: {buffer.heads}, expected {self.specimen.committed}"
-            )
+            self.faults.append(f"lost unsaid: {buffer.heads}, expected {self.specimen.committed}")
 
     def _draw(self) -> None:
         sampler = mr.PrioritizedSampler(seed=0, name="prioritized")
@@ -247,9 +241,7 @@ def attack(
     """
     report = Report()
     shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="torture-", dir=shm if shm.is_dir() else None
-    ) as name:
+    with tempfile.TemporaryDirectory(prefix="torture-", dir=shm if shm.is_dir() else None) as name:
         folder = Path(name)
         bases = specimens(geometries)
         stop = first + count
@@ -324,12 +316,7 @@ def put(path: Path, files: Contents) -> None:
 
 
 def _one(
-    folder: Path,
-    bases: list[Specimen],
-    number: int,
-    seed: int,
-    verbose: bool,
-    report: Report,
+    folder: Path, bases: list[Specimen], number: int, seed: int, verbose: bool, report: Report
 ) -> None:
     rng = np.random.default_rng([seed, number])
     specimen = bases[number % len(bases)]

@@ -69,9 +69,7 @@ class FileNode:
         self._tear(image, sector, lambda at: _luck(at, fate, chance, rng))
         return image[: self._size_after_power_cut(size, style, rng)]
 
-    def _tear(
-        self, image: Bytes, sector: int, luck: Callable[[slice], NDArray[np.bool_]]
-    ) -> None:
+    def _tear(self, image: Bytes, sector: int, luck: Callable[[slice], NDArray[np.bool_]]) -> None:
         now = image.copy()
         old, new = image.reshape(-1, sector), now.reshape(-1, sector)
         for offset, data in self.ops:
@@ -85,9 +83,7 @@ class FileNode:
             kept = luck(touched)
             old[touched][kept] = new[touched][kept]
 
-    def _size_after_power_cut(
-        self, size: int, style: str, rng: np.random.Generator
-    ) -> int:
+    def _size_after_power_cut(self, size: int, style: str, rng: np.random.Generator) -> int:
         """The size is metadata of its own: any that the file had since its sync."""
         sizes = [len(self.durable), size]
         sizes += [offset for offset, data in self.ops if data is None]
@@ -142,10 +138,7 @@ class Change:
 
 
 def _luck(
-    at: slice,
-    fate: NDArray[np.bool_] | None,
-    chance: float,
-    rng: np.random.Generator,
+    at: slice, fate: NDArray[np.bool_] | None, chance: float, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Which of a write's sectors reached the device: bool ``[sectors]``."""
     return rng.random(at.stop - at.start) < chance if fate is None else fate[at]

@@ -101,11 +101,7 @@ class Outage:
     """
 
     def __init__(
-        self,
-        geometry: Geometry,
-        device: Device,
-        rng: np.random.Generator,
-        report: Report,
+        self, geometry: Geometry, device: Device, rng: np.random.Generator, report: Report
     ) -> None:
         self.geometry = geometry
         self.device = device

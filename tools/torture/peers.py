@@ -66,9 +66,7 @@ class Ours:
 
     def write(self, path: Path, acked: Acked, num_steps: int) -> None:
         """See `Side`."""
-        schema = mr.Schema(
-            {"step": mr.Field((), "int64"), "wide": mr.Field((WIDTH,), "int64")}
-        )
+        schema = mr.Schema({"step": mr.Field((), "int64"), "wide": mr.Field((WIDTH,), "int64")})
         buffer = mr.ReplayBuffer.create(path, schema, CAPACITY, commit_every=None)
         for step in range(num_steps):
             buffer.add(step=step, wide=np.full(WIDTH, step))
@@ -200,9 +198,7 @@ def _looked(side: Side, path: Path, acked: int) -> str:
         try:
             told = judged(side.read(path), acked)
         except BaseException as error:
-            shared[:] = f"does not open ({type(error).__name__})".encode()[:64].ljust(
-                64
-            )
+            shared[:] = f"does not open ({type(error).__name__})".encode()[:64].ljust(64)
             return
         shared[:] = told.encode().ljust(64)
 
@@ -291,8 +287,10 @@ def _tmpfs(folder: Path, pages: int) -> Iterator[Path]:
     size = f"size={4096 * pages}"
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise Unavailable(f"a small disk cannot be mounted: {done.stderr.strip()}")
     try:

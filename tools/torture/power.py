@@ -245,11 +245,7 @@ class SimulatedDisk(WatchedDisk):
         self._build(self._tree, target, rng, {})
 
     def _build(
-        self,
-        folder: FolderNode,
-        target: Path,
-        rng: np.random.Generator,
-        happened: dict[int, bool],
+        self, folder: FolderNode, target: Path, rng: np.random.Generator, happened: dict[int, bool]
     ) -> None:
         entries = dict(folder.durable)
         chance = float(rng.choice([0.0, 0.5, 1.0]))

@@ -27,13 +27,7 @@ from mmreplay.testing.disks import using
 from tools.torture.groups import GroupRows, group_of, read_group
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, group_faults
-from tools.torture.scribe import (
-    Notes,
-    Scribe,
-    broken_closing,
-    broken_promises,
-    broken_sums,
-)
+from tools.torture.scribe import Notes, Scribe, broken_closing, broken_promises, broken_sums
 from tools.torture.values import Values
 
 SESSIONS = 12
@@ -113,11 +107,7 @@ class Trial:
     """
 
     def __init__(
-        self,
-        geometry: Geometry,
-        folder: Path,
-        rng: np.random.Generator,
-        report: Report,
+        self, geometry: Geometry, folder: Path, rng: np.random.Generator, report: Report
     ) -> None:
         self.geometry = geometry
         self.folder = folder
@@ -151,9 +141,7 @@ class Trial:
         self.disk.share = float(self.rng.random())
         self.scribe = None
         with ExitStack() as stack:
-            stack.enter_context(
-                mock.patch.object(process, "boot_id", return_value=self.boot_id)
-            )
+            stack.enter_context(mock.patch.object(process, "boot_id", return_value=self.boot_id))
             stack.enter_context(using(self.disk))
             try:
                 lines = self._live()
@@ -189,9 +177,14 @@ class Trial:
         heads = self._peek()
         buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
         scribe = Scribe(
-            buffer, self.geometry, len(self.starts) + 1, self.notes, self.rng,
-            commit_chance=float(self.rng.choice([0.01, 0.1, 0.3])), values=self.values,
-        )  # fmt: skip
+            buffer,
+            self.geometry,
+            len(self.starts) + 1,
+            self.notes,
+            self.rng,
+            commit_chance=float(self.rng.choice([0.01, 0.1, 0.3])),
+            values=self.values,
+        )
         self.scribe = scribe
         lines = self._checked(buffer)
         if heads is not None and (heads != buffer.heads).any():
@@ -309,9 +302,7 @@ class Trial:
         self.boot_id = self.rng.bytes(16)
 
 
-def attacks(
-    states: int, seed: int, jobs: int, geometries: tuple[Geometry, ...]
-) -> Report:
+def attacks(states: int, seed: int, jobs: int, geometries: tuple[Geometry, ...]) -> Report:
     """Share an attack among processes; see `attack`.
 
     Args:
@@ -323,8 +314,7 @@ def attacks(
     report = Report()
     with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
         parts = [
-            pool.submit(attack, states // jobs, (seed, job), geometries)
-            for job in range(jobs)
+            pool.submit(attack, states // jobs, (seed, job), geometries) for job in range(jobs)
         ]
         for share in parts:
             report.join(share.result())

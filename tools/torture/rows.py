@@ -90,9 +90,7 @@ GEOMETRIES = (
 HEAPED = (
     Geometry("one in a heap", 64, 1, "env_major", large=False, heap_bytes=4096),
     Geometry("three in heaps", 16, 3, "env_major", large=True, heap_bytes=8192),
-    Geometry(
-        "two across in heaps", 40, 2, "time_major", large=False, heap_bytes=12_288
-    ),
+    Geometry("two across in heaps", 40, 2, "time_major", large=False, heap_bytes=12_288),
 )
 
 # Their shards are sealed, put back and retired all the time.
@@ -105,19 +103,22 @@ SHARDED = (
 # Their heaps hold some of their rows; the others' values are in shards alone.
 SHARDED_HEAPS = (
     Geometry(
-        "one in shards and a heap", 64, 1, "env_major", large=False, engine="zarr",
+        "one in shards and a heap",
+        64,
+        1,
+        "env_major",
+        large=False,
+        engine="zarr",
         heap_bytes=16_384,
     ),
     Geometry(
-        "three in shards and heaps", 40, 3, "env_major", large=True, engine="zarr",
-        heap_bytes=8192,
+        "three in shards and heaps", 40, 3, "env_major", large=True, engine="zarr", heap_bytes=8192
     ),
     # Every row is a shard of its own.
     Geometry(
-        "one in shards of a row", 48, 1, "env_major", large=False, engine="zarr",
-        heap_bytes=4096,
+        "one in shards of a row", 48, 1, "env_major", large=False, engine="zarr", heap_bytes=4096
     ),
-)  # fmt: skip
+)
 
 
 def _keys(env_ids: Array, positions: Array, lineages: Array) -> NDArray[np.uint64]:
@@ -133,9 +134,7 @@ def _noise(keys: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
     return ((keys[:, None] + steps) >> np.uint64(37)).astype(np.uint8)
 
 
-def content(
-    geometry: Geometry, env_ids: Array, positions: Array, lineages: Array
-) -> Columns:
+def content(geometry: Geometry, env_ids: Array, positions: Array, lineages: Array) -> Columns:
     """What is written at positions.
 
     Args:
@@ -192,17 +191,11 @@ def differing(got: Any, expected: Any) -> NDArray[np.bool_]:
         wrong: NDArray[np.bool_] = (got != expected).reshape(len(got), -1).any(axis=1)
         return wrong
     return np.array(
-        [
-            not np.array_equal(one, other)
-            for one, other in zip(got, expected, strict=True)
-        ],
-        bool,
+        [not np.array_equal(one, other) for one, other in zip(got, expected, strict=True)], bool
     )
 
 
-def faults(
-    buffer: ReplayBuffer, geometry: Geometry, starts: list[tuple[int, Array]]
-) -> list[str]:
+def faults(buffer: ReplayBuffer, geometry: Geometry, starts: list[tuple[int, Array]]) -> list[str]:
     """What is wrong with the rows that are alive.
 
     Args:
@@ -223,8 +216,7 @@ def faults(
     positions = span.first[env_ids] + within
     lineages = _lineages(starts, env_ids, positions)
     columns: Columns = {
-        path: buffer.get_field(path, env_ids, positions)
-        for path in geometry.schema.paths
+        path: buffer.get_field(path, env_ids, positions) for path in geometry.schema.paths
     }
     flags = flags_of(buffer, env_ids, positions)
     return _wrong(geometry, (env_ids, positions, lineages), columns, flags)
@@ -255,14 +247,10 @@ def group_faults(
     cut = (positions >= heads[env_ids]) & able
     lineages[cut] = said[cut]
     rows = (env_ids, positions, lineages)
-    return [
-        f"group's {line}" for line in _wrong(geometry, rows, group.columns, group.flags)
-    ]
+    return [f"group's {line}" for line in _wrong(geometry, rows, group.columns, group.flags)]
 
 
-def _lineages(
-    starts: list[tuple[int, Array]], env_ids: Array, positions: Array
-) -> Array:
+def _lineages(starts: list[tuple[int, Array]], env_ids: Array, positions: Array) -> Array:
     """Who wrote positions, by what was seen of each session's beginning."""
     lineages = np.zeros_like(positions)
     for lineage, heads in starts:
@@ -271,10 +259,7 @@ def _lineages(
 
 
 def _wrong(
-    geometry: Geometry,
-    rows: tuple[Array, Array, Array],
-    columns: Columns,
-    flags: NDArray[np.uint8],
+    geometry: Geometry, rows: tuple[Array, Array, Array], columns: Columns, flags: NDArray[np.uint8]
 ) -> list[str]:
     """How columns and flags differ from what was written.
 
@@ -313,16 +298,12 @@ def _wrong(
     return found
 
 
-def flags_of(
-    buffer: ReplayBuffer, env_ids: Array, positions: Array
-) -> NDArray[np.uint8]:
+def flags_of(buffer: ReplayBuffer, env_ids: Array, positions: Array) -> NDArray[np.uint8]:
     """Flags of rows: uint8 ``[N]``."""
     return buffer._reader.flags(env_ids, positions)
 
 
-def mixtures(
-    fields: Columns, env_ids: Array, positions: Array, geometry: Geometry
-) -> list[str]:
+def mixtures(fields: Columns, env_ids: Array, positions: Array, geometry: Geometry) -> list[str]:
     """Which steps drawn mix two writes, or are not those that were asked for.
 
     Args:

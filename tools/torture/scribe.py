@@ -21,14 +21,7 @@ from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import rounded_up
 from mmreplay.storage.zarr.engine import ZarrStore
 from tools.torture.groups import GroupRows
-from tools.torture.rows import (
-    MUTABLE,
-    VERSIONS,
-    Array,
-    Columns,
-    Geometry,
-    content,
-)
+from tools.torture.rows import MUTABLE, VERSIONS, Array, Columns, Geometry, content
 from tools.torture.values import Values
 
 NUM_NOTES = 7
@@ -137,9 +130,7 @@ class Scribe:
             steps = ring.capacity + int(self.rng.integers(1, 6))
         columns, ends, final = self._steps(steps, env_ids, finals)
         self._attempt(env_ids, ends)
-        self.buffer.extend(
-            columns, final_observation=final, env_ids=self._named(env_ids)
-        )
+        self.buffer.extend(columns, final_observation=final, env_ids=self._named(env_ids))
         self._acknowledge()
 
     def set(self) -> None:

@@ -48,10 +48,19 @@ ADDS = 4
 ROUND = 8
 ODD = np.uint64(0x9E3779B97F4A7C15)
 PRIMES = np.array(
-    [0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3,
-     0x589965CC75374CC3, 0x1D8E4E27C47D124F, 0xEB44ACCAB455D165, 0x9FB21C651E98DF25,
-     0xC2B2AE3D27D4EB4F], np.uint64
-)  # fmt: skip
+    [
+        0xD6E8FEB86659FD93,
+        0xA0761D6478BD642F,
+        0xE7037ED1A0B428DB,
+        0x8EBC6AF09C88C6E3,
+        0x589965CC75374CC3,
+        0x1D8E4E27C47D124F,
+        0xEB44ACCAB455D165,
+        0x9FB21C651E98DF25,
+        0xC2B2AE3D27D4EB4F,
+    ],
+    np.uint64,
+)
 
 Array = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -174,9 +183,7 @@ class Soak:
         self.seed = seed
         counts = mmap.mmap(-1, 8 * len(ROLES) * (LEARNED + 1))
         self.counts = np.frombuffer(counts, np.int64).reshape(len(ROLES), -1)
-        self.times = Latencies(
-            ("add", "extend", "commit", *ROLES[1:], "update_priorities")
-        )
+        self.times = Latencies(("add", "extend", "commit", *ROLES[1:], "update_priorities"))
         mr.ReplayBuffer.create(
             path, SCHEMA, size.capacity, size.num_envs, autoreset="same_step"
         ).close()
@@ -227,9 +234,7 @@ class Soak:
         positions = buffer.heads[0] + np.repeat(np.arange(steps), len(envs))
         rows = made(np.tile(envs, steps), positions)
         lead = (steps, len(envs))
-        shaped = {
-            path: each.reshape(*lead, *each.shape[1:]) for path, each in rows.items()
-        }
+        shaped = {path: each.reshape(*lead, *each.shape[1:]) for path, each in rows.items()}
         with self.times.of("extend"):
             buffer.extend(shaped)
         return len(positions)
@@ -330,8 +335,11 @@ def _watched(
         now, rows = time.monotonic(), int(soak.counts[0, WRITTEN])
         if verbose and now - told > 60:
             told = now
-            print(f"soak: {now - begin:.0f} s, {rows:,} rows, {nbytes:,} bytes "
-                  f"{ {k: v[-1] for k, v in seen.items()} }", flush=True)  # fmt: skip
+            print(
+                f"soak: {now - begin:.0f} s, {rows:,} rows, {nbytes:,} bytes "
+                f"{ {k: v[-1] for k, v in seen.items()} }",
+                flush=True,
+            )
         if rows >= size.rows and now - begin >= size.seconds:
             break
     report.seen["seconds"] = int(time.monotonic() - begin)

@@ -30,14 +30,7 @@ from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.testing.disks import using
 from tools.torture.forged import Unsynced
 from tools.torture.powerloss import abandon
-from tools.torture.rows import (
-    GEOMETRIES,
-    MUTABLE,
-    SHARDED,
-    Array,
-    Geometry,
-    flags_of,
-)
+from tools.torture.rows import GEOMETRIES, MUTABLE, SHARDED, Array, Geometry, flags_of
 from tools.torture.scribe import Notes, Scribe
 
 Rows = dict[tuple[int, int], bytes]
@@ -148,9 +141,7 @@ def contents(folder: Path) -> Contents:
 
 
 @cache
-def specimens(
-    geometries: tuple[Geometry, ...] = GEOMETRIES + SHARDED,
-) -> list[Specimen]:
+def specimens(geometries: tuple[Geometry, ...] = GEOMETRIES + SHARDED) -> list[Specimen]:
     """Make the specimens, once; they may be put anywhere, as `FOLDER`."""
     made = []
     with tempfile.TemporaryDirectory(prefix="torture-") as folder, one_boot():
@@ -163,9 +154,7 @@ def specimens(
     return made
 
 
-def _specimen(
-    path: Path, geometry: Geometry, closed: bool, rng: np.random.Generator
-) -> Specimen:
+def _specimen(path: Path, geometry: Geometry, closed: bool, rng: np.random.Generator) -> Specimen:
     # Small enough that whole blocks are most of what is alive.
     geometry = replace(geometry, capacity=max(8, geometry.capacity // 2))
     sampler = mr.PrioritizedSampler(seed=0, name="prioritized")
@@ -232,7 +221,5 @@ def _serve(path: Path, buffer: mr.ReplayBuffer) -> None:
     leases = ended, Lease("b" * 32, every, heads)
     ray_files.write_leases(path, Leases(leases))
     buffers = ("a" * 32, buffer.metadata.uuid.hex())
-    epochs = [
-        FrozenEpoch("learner", number, heads, heads, buffers) for number in range(2)
-    ]
+    epochs = [FrozenEpoch("learner", number, heads, heads, buffers) for number in range(2)]
     ray_files.write_epochs(path, epochs)

@@ -29,12 +29,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay.errors import DurabilityWarning, ReplayError, StarvedError
-from mmreplay.ray.cluster import (
-    PAUSE_S,
-    SHARD_CALLS,
-    SHARD_THREADS,
-    UnansweredError,
-)
+from mmreplay.ray.cluster import PAUSE_S, SHARD_CALLS, SHARD_THREADS, UnansweredError
 from mmreplay.ray.lanes import create_lanes
 from mmreplay.ray.shard import Shard
 from mmreplay.ray.thin import ThinWriter
@@ -100,11 +95,15 @@ class World:
         self.process = ShardProcess(folder)
         self.writers = [
             ThinWriter(
-                SocketShard(self.process), SCHEMA, NUM_ENVS, steps=16,
-                keep=("published", "committed")[number % 2], timeout_s=WAIT_S,
+                SocketShard(self.process),
+                SCHEMA,
+                NUM_ENVS,
+                steps=16,
+                keep=("published", "committed")[number % 2],
+                timeout_s=WAIT_S,
             )
             for number in range(WRITERS)
-        ]  # fmt: skip
+        ]
         self._num_steps = [0] * WRITERS
         self._copies: list[Path] = []
         self._number = 0
@@ -167,9 +166,14 @@ class World:
     def _make(self) -> None:
         # Another writer of a copy may hold environments, and is gone.
         create_lanes(
-            self._ring, SCHEMA, CAPACITY, 3 * NUM_ENVS * WRITERS, idle_s=2.0,
-            commit_every=0.05, autoreset="disabled",
-        )  # fmt: skip
+            self._ring,
+            SCHEMA,
+            CAPACITY,
+            3 * NUM_ENVS * WRITERS,
+            idle_s=2.0,
+            commit_every=0.05,
+            autoreset="disabled",
+        )
 
     def _add(self) -> None:
         for number, writer in enumerate(self.writers):
@@ -283,9 +287,7 @@ def _serve(address: str, folder: Path) -> None:
 
     with Listener(address, "AF_UNIX", backlog=64) as listener:
         while True:
-            threading.Thread(
-                target=listen, args=(listener.accept(),), daemon=True
-            ).start()
+            threading.Thread(target=listen, args=(listener.accept(),), daemon=True).start()
 
 
 @dataclass(slots=True)
@@ -316,9 +318,7 @@ class SocketShard:
                 self._connection = Client(self._process.address, "AF_UNIX")
                 own: dict[int, _Call] = {}
                 self._calls = own
-                threading.Thread(
-                    target=_listen, args=(self._connection, own), daemon=True
-                ).start()
+                threading.Thread(target=_listen, args=(self._connection, own), daemon=True).start()
             self._number += 1
             self._calls[self._number] = call
             message = pickle.dumps((self._number, method, arguments))

@@ -51,9 +51,7 @@ class TransformFailedError(Exception):
     """Raised by a transform, at random."""
 
 
-def sample(
-    rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[HandedOut]:
+def sample(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[HandedOut]:
     """Batches of one ring."""
     while True:
         yield 0, rings[0].sample(BATCH).positions
@@ -63,17 +61,13 @@ def load(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[Han
     """Batches of loaders that are closed with batches ahead."""
     while True:
         ahead, threads = (int(rng.integers(1, 5)) for _ in range(2))
-        with mr.ReplayLoader(
-            rings[0], BATCH, prefetch=ahead, num_threads=threads
-        ) as loader:
+        with mr.ReplayLoader(rings[0], BATCH, prefetch=ahead, num_threads=threads) as loader:
             for _ in range(int(rng.integers(1, 10))):
                 with suppress(TransformFailedError):
                     yield 0, next(iter(loader)).positions.numpy()
 
 
-def sample_both(
-    rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[HandedOut]:
+def sample_both(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[HandedOut]:
     """Batches of two rings as one."""
     both = mr.concat(rings, shares=[1, 1])
     while True:
@@ -82,9 +76,7 @@ def sample_both(
             yield number, batch.positions[batch.buffer_ids == number]
 
 
-def load_both(
-    rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[HandedOut]:
+def load_both(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[HandedOut]:
     """Batches of two rings as one, of loaders that are closed with batches ahead."""
     both = mr.concat(rings, shares=[1, 1])
     while True:
@@ -97,18 +89,14 @@ def load_both(
                         yield number, mine.numpy()
 
 
-def sample_groups(
-    rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[HandedOut]:
+def sample_groups(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[HandedOut]:
     """Groups of two rings, now of one and now of the other."""
     while True:
         number = int(rng.integers(len(rings)))
         yield number, rings[number].sample(BATCH // GROUP).positions
 
 
-def acknowledge(
-    rings: list[mr.ReplayBuffer], rng: np.random.Generator
-) -> Iterator[HandedOut]:
+def acknowledge(rings: list[mr.ReplayBuffer], rng: np.random.Generator) -> Iterator[HandedOut]:
     """Leased batches that were acknowledged, some of them out of order."""
     while True:
         batches = [rings[0].sample(BATCH) for _ in range(int(rng.integers(1, 4)))]
@@ -141,9 +129,7 @@ class Learner:
         report: Takes what is found.
     """
 
-    def __init__(
-        self, name: str, folder: Path, rng: np.random.Generator, report: Report
-    ) -> None:
+    def __init__(self, name: str, folder: Path, rng: np.random.Generator, report: Report) -> None:
         self.name, self.rng, self.report = name, rng, report
         self.way, count = WAYS[name]
         self.maximum = 1 if name == ACKNOWLEDGED else MAXIMUM
@@ -174,13 +160,9 @@ class Learner:
             self._add([f"learner failed: it ended with {code}"])
         self._check()
 
-    def _open(
-        self, stack: ExitStack, transforms: list[mr.Apply]
-    ) -> list[mr.ReplayBuffer]:
+    def _open(self, stack: ExitStack, transforms: list[mr.Apply]) -> list[mr.ReplayBuffer]:
         return [
-            stack.enter_context(
-                mr.ReplayBuffer.open(path, sampler=sampler, transforms=transforms)
-            )
+            stack.enter_context(mr.ReplayBuffer.open(path, sampler=sampler, transforms=transforms))
             for path, sampler in zip(self.paths, self._samplers(), strict=True)
         ]
 
@@ -212,9 +194,11 @@ class Learner:
             os._exit(FAILED)
 
     def _note(
-        self, handed_out: Iterator[HandedOut], rings: list[mr.ReplayBuffer],
+        self,
+        handed_out: Iterator[HandedOut],
+        rings: list[mr.ReplayBuffer],
         rng: np.random.Generator,
-    ) -> None:  # fmt: skip
+    ) -> None:
         firsts = [int(ring.span.first[0]) for ring in rings]
         while True:
             try:

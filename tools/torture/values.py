@@ -46,9 +46,7 @@ class Values:
             self.durable[row] = versions[-1]
         self.since.clear()
 
-    def broken(
-        self, buffer: ReplayBuffer, geometry: Geometry, *, killed: bool
-    ) -> list[str]:
+    def broken(self, buffer: ReplayBuffer, geometry: Geometry, *, killed: bool) -> list[str]:
         """Which rows of a buffer just opened have a value that they may not have."""
         found = self._values_in(buffer, geometry)
         lines = []

@@ -20,9 +20,16 @@ if TYPE_CHECKING:
     from mmreplay.adapters.alf.trees import SumSegmentTree as SumSegmentTree
 
 __all__ = [
-    "BatchInfo", "DataBuffer", "MaxSegmentTree", "MinSegmentTree", "ReplayBuffer",
-    "RingBuffer", "SegmentTree", "SumSegmentTree", "install",
-]  # fmt: skip
+    "BatchInfo",
+    "DataBuffer",
+    "MaxSegmentTree",
+    "MinSegmentTree",
+    "ReplayBuffer",
+    "RingBuffer",
+    "SegmentTree",
+    "SumSegmentTree",
+    "install",
+]
 
 __getattr__ = names_on_use(
     __name__,

@@ -42,28 +42,21 @@ class Foreign:
         for age in range(int(self.sizes.max(initial=0))):
             ids = np.flatnonzero(age < self.sizes)
             slots = (oldest + age)[ids] % length
-            yield (
-                {path: column[ids, slots] for path, column in self.columns.items()},
-                ids,
-            )
+            yield ({path: column[ids, slots] for path, column in self.columns.items()}, ids)
 
     def priorities(self) -> tuple[Ids, Ids, NDArray[Any]]:
         """Return environments, positions from the oldest row, and priorities."""
         if self.masses is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         ids = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        ages = np.arange(len(ids)) - np.repeat(
-            np.cumsum(self.sizes) - self.sizes, self.sizes
-        )
+        ages = np.arange(len(ids)) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
         slots = ((self.heads - self.sizes)[ids] + ages) % self.masses.shape[1]
         values = self.masses[ids, slots]
         some = values > 0
         return ids[some], ages[some], values[some]
 
 
-def read(
-    fields: Mapping[str, Field], num_envs: int, state: Mapping[str, Any]
-) -> Foreign:
+def read(fields: Mapping[str, Field], num_envs: int, state: Mapping[str, Any]) -> Foreign:
     """Read a state.
 
     Args:

@@ -15,15 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf import checkpoint
-from mmreplay.adapters.alf.episodes import (
-    BEGIN,
-    RETURN,
-    ZERO,
-    Log,
-    Names,
-    ReturnRule,
-    last_rows,
-)
+from mmreplay.adapters.alf.episodes import BEGIN, RETURN, ZERO, Log, Names, ReturnRule, last_rows
 from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
 from mmreplay.adapters.alf.nests import Columns, LeafValues
 from mmreplay.adapters.alf.sampling import DrawOptions, WindowSampling
@@ -76,18 +68,19 @@ class Core:
             # Published rows never change, but the newest of a run that broke off.
             fields[step_type] = Field(field.shape, field.dtype, mutable=True)
         roles = {} if spec.names.reward is None else {"reward": spec.names.reward}
-        self._sampling = (
-            None if spec.draw_options is None else WindowSampling(spec.draw_options)
-        )
+        self._sampling = None if spec.draw_options is None else WindowSampling(spec.draw_options)
         self._location = location
         with refusing():
             schema = Schema.from_flat(fields | self._log.fields, roles)
             self.buffer = location.ring(
-                schema, spec.capacity, spec.num_envs,
+                schema,
+                spec.capacity,
+                spec.num_envs,
                 sampler=None if self._sampling is None else self._sampling.of(1),
                 # A step is nearly always one of every environment: one write a file.
-                layout="time_major", on_resume="truncate",
-            )  # fmt: skip
+                layout="time_major",
+                on_resume="truncate",
+            )
         self._leaves = tuple(spec.fields)
         self._turn = threading.Condition(threading.RLock())
         self._stopped = False
@@ -215,15 +208,12 @@ class Core:
                     whole[path] = np.broadcast_to(column, (len(column), *shape))
         return whole
 
-    def dequeue(
-        self, env_ids: Ids | None, count: int, blocking: bool
-    ) -> Columns | None:
+    def dequeue(self, env_ids: Ids | None, count: int, blocking: bool) -> Columns | None:
         """Remove the oldest rows ``[B, count, *shape]``; return None if stopped."""
         ids = self.env_ids(env_ids)
         if not 1 <= count <= self._spec.capacity:
             raise RefusedError(
-                f"n must be in [1, {self._spec.capacity}], got {count}. Ask for fewer "
-                "rows."
+                f"n must be in [1, {self._spec.capacity}], got {count}. Ask for fewer rows."
             )
         with self._turn:
 
@@ -258,9 +248,7 @@ class Core:
     def _shaped(self, fields: Mapping[str, Any], *lead: int) -> Columns:
         """Return leaves with the leading axis split."""
         return {
-            path: np.ascontiguousarray(fields[path]).reshape(
-                *lead, *self._spec.fields[path].shape
-            )
+            path: np.ascontiguousarray(fields[path]).reshape(*lead, *self._spec.fields[path].shape)
             for path in self._leaves
         }
 
@@ -285,14 +273,10 @@ class Core:
         shaped = {path: column[:, ignored:] for path, column in shaped.items()}
         return shaped, np.arange(self._spec.num_envs), first + ignored
 
-    def get_field(
-        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
-    ) -> Columns:
+    def get_field(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Columns:
         """Return leaves or fields of episodes of rows, ``[*broadcast, *shape]``."""
         with self._turn, refusing():
-            return {
-                path: self.buffer.get_field(path, env_ids, positions) for path in paths
-            }
+            return {path: self.buffer.get_field(path, env_ids, positions) for path in paths}
 
     def begins(self, env_ids: Ids, positions: Ids) -> Ids:
         """Return the first positions of the episodes of rows."""
@@ -382,9 +366,7 @@ class Core:
         A state that alf wrote holds the rows, which are added.
         """
         if isinstance(state, Mapping) and checkpoint.HEADS in state:
-            self._read_in(
-                checkpoint.read(self._spec.fields, self._spec.num_envs, state)
-            )
+            self._read_in(checkpoint.read(self._spec.fields, self._spec.num_envs, state))
             return
         if not isinstance(state, Mapping) or state.get("kind") != KIND:
             kind = state.get("kind") if isinstance(state, Mapping) else state

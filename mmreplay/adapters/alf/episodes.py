@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf.errors import MissingError, RefusedError
-from mmreplay.adapters.alf.nests import (
-    Columns,
-    Leaf,
-    LeafValues,
-    is_scalar,
-    path_of,
-    subnest,
-)
+from mmreplay.adapters.alf.nests import Columns, Leaf, LeafValues, is_scalar, path_of, subnest
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.schema import Field
 
@@ -79,9 +72,7 @@ class ReturnRule:
     gamma: float
     clip: tuple[float, float] | None
 
-    def returns(
-        self, rewards: NDArray[Any], discounts: NDArray[Any]
-    ) -> NDArray[np.float32]:
+    def returns(self, rewards: NDArray[Any], discounts: NDArray[Any]) -> NDArray[np.float32]:
         """Return ``G[t] = discount[t] * (reward[t + 1] + gamma * G[t + 1])``.
 
         Args:
@@ -109,9 +100,7 @@ class Log:
         fields: What is stored beside the nest, by path.
     """
 
-    def __init__(
-        self, names: Names, num_envs: int, keep: bool, rule: ReturnRule | None
-    ) -> None:
+    def __init__(self, names: Names, num_envs: int, keep: bool, rule: ReturnRule | None) -> None:
         """Make the log of an empty ring.
 
         Args:
@@ -192,9 +181,11 @@ class Log:
             env_ids = np.flatnonzero(buffer.span.lengths)
             positions = buffer.heads[env_ids] - 1
             buffer.write_field(
-                self.names.step_type, env_ids, positions,
+                self.names.step_type,
+                env_ids,
+                positions,
                 np.full(len(env_ids), LAST, buffer.schema[self.names.step_type].numpy),
-            )  # fmt: skip
+            )
         buffer.end_episodes()
         self.forget(np.arange(len(self._fresh)))
         self._heads = buffer.heads.copy()
@@ -204,9 +195,7 @@ class Log:
         self._settle(buffer, np.arange(len(self._fresh)))
         self.break_off(buffer)
 
-    def recover_interrupted(
-        self, buffer: ReplayBuffer, env_ids: Ids, heads: Ids
-    ) -> None:
+    def recover_interrupted(self, buffer: ReplayBuffer, env_ids: Ids, heads: Ids) -> None:
         """Take note of rows that came past this, by an add that was interrupted.
 
         Args:
@@ -270,9 +259,7 @@ class Log:
             self._no_boundary = True
         self._heads = self._known = heads
 
-    def columns(
-        self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]
-    ) -> Columns:
+    def columns(self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]) -> Columns:
         """Return the episode fields of rows before they are added; change nothing.
 
         Args:

@@ -53,9 +53,13 @@ class AlfReader(FragmentReader):
         schema = make_schema(first, notes, file.path)
         notes.note(f"{NOTE}; step types and discounts say how episodes end")
         super().__init__(
-            self._episodes, schema, notes, file.close, num_envs=len(self._heads),
+            self._episodes,
+            schema,
+            notes,
+            file.close,
+            num_envs=len(self._heads),
             own_names=own_names_of(self._names, ENDS, inner),
-        )  # fmt: skip
+        )
 
     def _find(
         self,
@@ -80,10 +84,7 @@ class AlfReader(FragmentReader):
         paths = {leaf: _renamed(leaf) for leaf in held}
         if fields is not None:
             # Ends are read from these, whatever is selected.
-            fields = [
-                *fields,
-                *(f"{STEP}|{name}" for name in ("step_type", "discount")),
-            ]
+            fields = [*fields, *(f"{STEP}|{name}" for name in ("step_type", "discount"))]
         self._names = name_fields(paths, self._file.path, notes, fields, ENDS)
         found = {path: held[leaf] for leaf, path in self._names.items()}
         if len(lengths) != 1 or not {"step_type", "observation"} <= {
@@ -106,9 +107,7 @@ class AlfReader(FragmentReader):
 
     def _columns(self, env_id: int, first: int, count: int) -> dict[str, ColumnRows]:
         found: dict[str, ColumnRows] = {
-            path: TensorRows(
-                self._file, column, env_id, first, count, slots_first=False
-            )
+            path: TensorRows(self._file, column, env_id, first, count, slots_first=False)
             for path, column in self._tensors.items()
         }
         if "reward" in found:
@@ -135,8 +134,7 @@ class AlfReader(FragmentReader):
                 over = columns["discount"].read(0, count).reshape(count) == 0
             else:
                 self.report.doubt(
-                    "no discount says which ends are time limits: all ends are "
-                    "terminations"
+                    "no discount says which ends are time limits: all ends are terminations"
                 )
             name = f"{self._file.path}, environment {env_id}"
             yield from episodes(
@@ -162,9 +160,7 @@ def _renamed(leaf: str) -> str:
     return "/".join(parts[1:] if parts[0] == STEP and len(parts) > 1 else parts)
 
 
-def _numbers(
-    file: File, columns: Mapping[str, ArrayColumn], name: str
-) -> NDArray[np.int64]:
+def _numbers(file: File, columns: Mapping[str, ArrayColumn], name: str) -> NDArray[np.int64]:
     """Read a small tensor of one integer per environment."""
     column = columns[name]
     good = len(column.shape) == 1 and 0 < column.shape[0] <= MAX_ENVS

@@ -79,9 +79,7 @@ class ReplayBuffer(replay_buffer.ReplayBuffer):
         """Make the buffer; see `mmreplay.adapters.alf.ReplayBuffer`."""
         call = signature(replay_buffer.ReplayBuffer.__init__)
         passed = call.bind_partial(self, *args, **kwargs).arguments
-        given = configured(
-            CLASS, (n for n in call.parameters if n not in (*passed, *OWN))
-        )
+        given = configured(CLASS, (n for n in call.parameters if n not in (*passed, *OWN)))
         if self.top is not None and "path" not in passed:
             default = call.parameters["name"].default
             name = str({"name": default, **passed, **given}["name"])
@@ -92,9 +90,7 @@ class ReplayBuffer(replay_buffer.ReplayBuffer):
         """Return copies of all steps, as alf's configuration says where it does."""
         parameters = signature(super().gather_all).parameters
         names = list(parameters)[len(args) :]
-        given = configured(
-            f"{CLASS}.gather_all", (name for name in names if name not in kwargs)
-        )
+        given = configured(f"{CLASS}.gather_all", (name for name in names if name not in kwargs))
         return super().gather_all(*args, **{**kwargs, **given})
 
 

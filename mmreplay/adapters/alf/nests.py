@@ -15,13 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf.errors import MissingError, UnfitError, refusing
-from mmreplay.adapters.common.values import (
-    LOOK_ERRORS,
-    PAD,
-    Look,
-    array_of,
-    refuse_varying,
-)
+from mmreplay.adapters.common.values import LOOK_ERRORS, PAD, Look, array_of, refuse_varying
 from mmreplay.schema import Field
 
 STEM = "step"
@@ -81,14 +75,11 @@ def fields_of(spec: Any) -> dict[str, Field]:
         varies = leaf.shape is None or None in tuple(leaf.shape)
         if varies or _is_text(dtype):
             raise UnfitError(
-                f"data_spec: {path!r} must be numbers of one shape, got {leaf!r:.80}. "
-                f"{PAD}"
+                f"data_spec: {path!r} must be numbers of one shape, got {leaf!r:.80}. {PAD}"
             )
         columns[path] = Field(tuple(leaf.shape), dtype)
     if not columns:
-        raise UnfitError(
-            f"data_spec has no leaf, got {spec!r}. Pass a nest of TensorSpec."
-        )
+        raise UnfitError(f"data_spec has no leaf, got {spec!r}. Pass a nest of TensorSpec.")
     return columns
 
 
@@ -310,8 +301,6 @@ def is_scalar(field: Field) -> bool:
 def path_of(fields: Mapping[str, Field], name: str) -> str | None:
     """Return the path of the scalar of a name, the shallowest if there are several."""
     columns = [
-        path
-        for path, field in fields.items()
-        if path.endswith(f"/{name}") and is_scalar(field)
+        path for path, field in fields.items() if path.endswith(f"/{name}") and is_scalar(field)
     ]
     return min(columns, key=lambda path: path.count("/"), default=None)

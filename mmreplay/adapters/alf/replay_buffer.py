@@ -129,13 +129,10 @@ class ReplayBuffer(RingBuffer):
             draw_options, keep_episodic_info, rule if record_episodic_return else None
         )
         self._begin(
-            data_spec, num_environments, max_length, device, allow_multiprocess, name,
-            home, options,
-        )  # fmt: skip
+            data_spec, num_environments, max_length, device, allow_multiprocess, name, home, options
+        )
 
-    def add_batch(
-        self, batch: Any, env_ids: Any = None, blocking: bool = False
-    ) -> bool:
+    def add_batch(self, batch: Any, env_ids: Any = None, blocking: bool = False) -> bool:
         """Add one step of each environment; see `RingBuffer.enqueue`.
 
         Raises:
@@ -202,9 +199,7 @@ class ReplayBuffer(RingBuffer):
         return torch.tensor(self._core.initial_priority(), device=self.device)
 
     def gather_all(
-        self,
-        ignore_earliest_frames: bool = False,
-        convert_to_default_device: bool = True,
+        self, ignore_earliest_frames: bool = False, convert_to_default_device: bool = True
     ) -> tuple[Any, BatchInfo]:
         """Return copies of all steps, oldest first.
 
@@ -242,9 +237,7 @@ class ReplayBuffer(RingBuffer):
         """
         parts = children(field_name)
         if parts is not None:
-            found = [
-                self.get_field(name, env_ids, positions) for name in parts.values()
-            ]
+            found = [self.get_field(name, env_ids, positions) for name in parts.values()]
             if isinstance(field_name, dict):
                 return dict(zip(parts, found, strict=True))
             kind = type(field_name)

@@ -86,9 +86,15 @@ class RingBuffer:
             UnfitError: The spec is none, or the existing buffer has another spec.
         """
         self._begin(
-            data_spec, num_environments, max_length, device, allow_multiprocess, name,
-            BufferLocation(f"alf-{name}", path, resume), ReplayOptions(),
-        )  # fmt: skip
+            data_spec,
+            num_environments,
+            max_length,
+            device,
+            allow_multiprocess,
+            name,
+            BufferLocation(f"alf-{name}", path, resume),
+            ReplayOptions(),
+        )
 
     def _begin(
         self,
@@ -111,9 +117,14 @@ class RingBuffer:
         names = Names.among(fields, self._nest) if options.episodic else Names()
         _refuse_shared(location.path, name)
         spec = RingSpec(
-            fields, names, self._num_envs, self._max_length,
-            options.draw_options, options.keep, options.rule,
-        )  # fmt: skip
+            fields,
+            names,
+            self._num_envs,
+            self._max_length,
+            options.draw_options,
+            options.keep,
+            options.rule,
+        )
         self._own: Core | None = Core(spec, location)
         _rings[location.path] = self
         self._remote: Remote | None = None
@@ -185,8 +196,7 @@ class RingBuffer:
         ids = array(env_ids).astype(np.int64)
         if ids.ndim != 1:
             raise RefusedError(
-                f"env_ids must have one axis, got shape {list(ids.shape)}. Flatten "
-                "them."
+                f"env_ids must have one axis, got shape {list(ids.shape)}. Flatten them."
             )
         return self._tensor(ids)
 
@@ -310,9 +320,7 @@ class RingBuffer:
         """
         return self._core.state_dict()
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True
-    ) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Continue from a state, in a buffer opened with its path and resume=True.
 
         Or, in a new buffer, from a state that alf wrote, which holds the steps: they
@@ -394,9 +402,15 @@ class DataBuffer(RingBuffer):
     ) -> None:
         """Make it; see `RingBuffer`."""
         self._begin(
-            data_spec, 1, capacity, device, False, name,
-            BufferLocation(f"alf-{name}", path, resume), ReplayOptions(episodic=False),
-        )  # fmt: skip
+            data_spec,
+            1,
+            capacity,
+            device,
+            False,
+            name,
+            BufferLocation(f"alf-{name}", path, resume),
+            ReplayOptions(episodic=False),
+        )
         self._random = np.random.default_rng(seed_of_draws())
 
     @property
@@ -443,8 +457,7 @@ class DataBuffer(RingBuffer):
         size = int(self.current_size)
         if size == 0:
             raise RefusedError(
-                f"cannot draw {batch_size} rows from a buffer without rows. Add some "
-                "first."
+                f"cannot draw {batch_size} rows from a buffer without rows. Add some first."
             )
         return self.get_batch_by_indices(self._random.integers(size, size=batch_size))
 

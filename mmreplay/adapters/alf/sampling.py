@@ -52,28 +52,25 @@ class WindowSampling:
             starts = StratifiedSampler(options.seed, stratified=not options.replacement)
         else:
             self._priorities = PrioritizedSampler(
-                1.0, 1.0, eps=0.0, initial_priority=options.initial_priority,
-                normalize="mean", seed=options.seed,
-            )  # fmt: skip
+                1.0,
+                1.0,
+                eps=0.0,
+                initial_priority=options.initial_priority,
+                normalize="mean",
+                seed=options.seed,
+            )
             starts = _OverOpen(self._priorities)
         if options.recent_ratio > 0:
             starts = RecentSampler(
-                options.recent_steps,
-                options.recent_ratio,
-                starts,
-                seed=options.seed,
+                options.recent_steps, options.recent_ratio, starts, seed=options.seed
             )
-        self._starts = (
-            ignore_earliest(options.ignored, starts) if options.ignored else starts
-        )
+        self._starts = ignore_earliest(options.ignored, starts) if options.ignored else starts
         self._windows: dict[int, SequenceSampler] = {}
 
     def of(self, length: int) -> SequenceSampler:
         """Return the sampler of windows of a length, which cross episode ends."""
         if length not in self._windows:
-            self._windows[length] = SequenceSampler(
-                length, self._starts, boundary="any"
-            )
+            self._windows[length] = SequenceSampler(length, self._starts, boundary="any")
         return self._windows[length]
 
     def check(self, buffer: ReplayBuffer, length: int) -> None:

@@ -82,9 +82,7 @@ class Server:
         listener = Listener(self.address, "AF_UNIX")
         _ends.add(listener)
         arguments = (listener, self._closed, target, _key())
-        threading.Thread(
-            target=_accept, args=arguments, daemon=True, name="alf accepts"
-        ).start()
+        threading.Thread(target=_accept, args=arguments, daemon=True, name="alf accepts").start()
 
     def close(self) -> None:
         """Accept no more connections."""
@@ -100,9 +98,7 @@ def _key() -> bytes:
     return bytes(current_process().authkey)
 
 
-def _accept(
-    listener: Listener, closed: threading.Event, target: object, key: bytes
-) -> None:
+def _accept(listener: Listener, closed: threading.Event, target: object, key: bytes) -> None:
     warned = False
     with listener:
         while not closed.is_set():

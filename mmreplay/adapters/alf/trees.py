@@ -15,9 +15,12 @@ from mmreplay.samplers import sum_tree
 from mmreplay.samplers.sum_tree import Op, SumTree
 
 OPS: dict[Any, Op] = {
-    torch.add: "sum", torch.max: "max", torch.maximum: "max",
-    torch.min: "min", torch.minimum: "min",
-}  # fmt: skip
+    torch.add: "sum",
+    torch.max: "max",
+    torch.maximum: "max",
+    torch.min: "min",
+    torch.minimum: "min",
+}
 
 
 class SegmentTree:
@@ -55,9 +58,7 @@ class SegmentTree:
         """
         kind = op if isinstance(op, str) else OPS.get(op)
         if kind not in ("sum", "max", "min"):
-            raise RefusedError(
-                f"op must be torch.add, torch.max or torch.min, got {op!r}."
-            )
+            raise RefusedError(f"op must be torch.add, torch.max or torch.min, got {op!r}.")
         self._capacity, self._dtype, self._device = int(capacity), dtype, device
         self.name = name
         if kind == "sum":

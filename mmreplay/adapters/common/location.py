@@ -27,13 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, held_by
-from mmreplay.errors import (
-    FormatError,
-    LockedError,
-    ReplayError,
-    SchemaError,
-    undone_by,
-)
+from mmreplay.errors import FormatError, LockedError, ReplayError, SchemaError, undone_by
 from mmreplay.format import metadata
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Metadata
 from mmreplay.ring import Layout
@@ -78,12 +72,7 @@ class BufferLocation:
     """
 
     def __init__(
-        self,
-        system: str,
-        path: StrPath | None = None,
-        resume: bool = False,
-        *,
-        fresh: bool = False,
+        self, system: str, path: StrPath | None = None, resume: bool = False, *, fresh: bool = False
     ) -> None:
         """Choose the folder.
 
@@ -169,9 +158,7 @@ class BufferLocation:
         if self.temporary:
             return BufferLocation(self._system)
         self._copies += 1
-        return BufferLocation(
-            self._system, f"{self.path}-copy{self._copies}", self._resume
-        )
+        return BufferLocation(self._system, f"{self.path}-copy{self._copies}", self._resume)
 
     def ring(
         self,
@@ -213,11 +200,16 @@ class BufferLocation:
             buffer = self.reopen(sampler, transforms, on_resume)
             if buffer is None:
                 buffer = ReplayBuffer.create(
-                    self.path, schema, capacity, num_envs,
-                    layout=layout, autoreset=autoreset,
-                    sampler=sampler, transforms=transforms,
+                    self.path,
+                    schema,
+                    capacity,
+                    num_envs,
+                    layout=layout,
+                    autoreset=autoreset,
+                    sampler=sampler,
+                    transforms=transforms,
                     user_metadata={"adapter": self._maker, **(user_metadata or {})},
-                )  # fmt: skip
+                )
                 self._keep(buffer)
         assert self.buffer is not None
         self._check(self.buffer.metadata, schema, capacity, num_envs, size_name)
@@ -242,11 +234,7 @@ class BufferLocation:
             shared = _open.get(self.path)
             if shared is None or shared.closed:
                 shared = ReplayBuffer.open(
-                    self.path,
-                    "r+",
-                    sampler=sampler,
-                    transforms=transforms,
-                    on_resume=on_resume,
+                    self.path, "r+", sampler=sampler, transforms=transforms, on_resume=on_resume
                 )
             elif shared.transforms != tuple(transforms):
                 raise SchemaError(
@@ -363,8 +351,7 @@ def _reopened(system: str, path: str, made: bool) -> BufferLocation:
     """Return the location that was pickled."""
     if made and not (Path(path) / FILE_NAME).exists():
         raise FormatError(
-            f"{path} no longer holds the buffer that was pickled by its path. Move it "
-            "back."
+            f"{path} no longer holds the buffer that was pickled by its path. Move it back."
         )
     return BufferLocation(system, path, True)
 

@@ -51,9 +51,7 @@ class Tensor:
     field: Field
 
     @classmethod
-    def of(
-        cls, name: str, shape: Sequence[int], dtype: torch.dtype, mutable: bool
-    ) -> Tensor:
+    def of(cls, name: str, shape: Sequence[int], dtype: torch.dtype, mutable: bool) -> Tensor:
         """Lay a tensor out.
 
         Raises:
@@ -237,9 +235,7 @@ def found_roles(tensors: Sequence[Tensor]) -> dict[str, str]:
     """Which tensors play the roles that transforms look for, by skrl's names."""
     named = {tensor.name: tensor for tensor in tensors}
     roles = {
-        role: name
-        for role, name in (("action", "actions"), ("reward", "rewards"))
-        if name in named
+        role: name for role, name in (("action", "actions"), ("reward", "rewards")) if name in named
     }
     for name in ("observations", "states"):
         now, then = named.get(name), named.get(f"next_{name}")

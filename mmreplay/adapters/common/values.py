@@ -18,10 +18,7 @@ from mmreplay.ragged import Ragged
 Look = Callable[[torch.Tensor], object]
 
 _seeded: Counter[int] = Counter()
-PAD = (
-    "Pad it to one shape, or store it in an mmreplay.ReplayBuffer, which has fields "
-    "that vary."
-)
+PAD = "Pad it to one shape, or store it in an mmreplay.ReplayBuffer, which has fields that vary."
 """What to do with text and values of several lengths, which no original takes."""
 
 
@@ -122,13 +119,10 @@ def array_of(value: object, name: str = "value") -> NDArray[Any]:
         except ValueError:
             # numpy's own says "inhomogeneous", and not of what.
             raise SchemaError(
-                f"{name} must be numbers of one shape, got {type(value).__name__} of "
-                f"several. {PAD}"
+                f"{name} must be numbers of one shape, got {type(value).__name__} of several. {PAD}"
             ) from None
         if array.dtype.kind in "SU":
-            raise SchemaError(
-                f"{name} must be numbers of one shape, got {array.dtype}. {PAD}"
-            )
+            raise SchemaError(f"{name} must be numbers of one shape, got {array.dtype}. {PAD}")
         return array
     if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
         value = value.float()  # numpy has none; each of its values is one of these
@@ -230,6 +224,4 @@ def check_counts(minimum: int = 1, **counts: object) -> None:
     for name, value in counts.items():
         whole = isinstance(value, int | float | np.integer) and value == value // 1
         if not whole or isinstance(value, bool) or value < minimum:  # type: ignore[operator]  # a number
-            raise SchemaError(
-                f"{name} must be an integer of at least {minimum}, got {value!r}."
-            )
+            raise SchemaError(f"{name} must be an integer of at least {minimum}, got {value!r}.")

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from mmreplay.adapters.pytorchrl.storages import EREBuffer as EREBuffer
     from mmreplay.adapters.pytorchrl.storages import HERBuffer as HERBuffer
     from mmreplay.adapters.pytorchrl.storages import MBReplayBuffer as MBReplayBuffer
-    from mmreplay.adapters.pytorchrl.storages import (
-        NStepReplayBuffer as NStepReplayBuffer,
-    )
+    from mmreplay.adapters.pytorchrl.storages import NStepReplayBuffer as NStepReplayBuffer
     from mmreplay.adapters.pytorchrl.storages import PERBuffer as PERBuffer
     from mmreplay.adapters.pytorchrl.storages import ReplayBuffer as ReplayBuffer
     from mmreplay.adapters.pytorchrl.storages import unchanged as unchanged
 
 __all__ = [
-    "EREBuffer", "HERBuffer", "MBReplayBuffer", "NStepReplayBuffer", "PERBuffer",
-    "ReplayBuffer", "unchanged",
-]  # fmt: skip
+    "EREBuffer",
+    "HERBuffer",
+    "MBReplayBuffer",
+    "NStepReplayBuffer",
+    "PERBuffer",
+    "ReplayBuffer",
+    "unchanged",
+]
 
-__getattr__ = names_on_use(
-    __name__,
-    dict.fromkeys(__all__, "pytorchrl.storages"),
-)
+__getattr__ = names_on_use(__name__, dict.fromkeys(__all__, "pytorchrl.storages"))

@@ -17,9 +17,7 @@ from mmreplay.episodes import BREAK
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
 
-OBS, RHS, DONE, ACT, REW = (
-    "Observation", "RecurrentHiddenStates", "Done", "Action", "Reward",
-)  # fmt: skip
+OBS, RHS, DONE, ACT, REW = ("Observation", "RecurrentHiddenStates", "Done", "Action", "Reward")
 IREW, ACTPROBS = "IntrinsicReward", "ActionProbs"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 N_STEP = "n_step"
@@ -53,9 +51,7 @@ class Maker:
 
     def __call__(self, device: Any, actor: Any, algorithm: Any, envs: Any) -> Any:
         """Make a storage."""
-        return self.kind(
-            self.size, device, actor, algorithm, envs, *self.options, **self.named
-        )
+        return self.kind(self.size, device, actor, algorithm, envs, *self.options, **self.named)
 
 
 class Gammas:
@@ -268,9 +264,7 @@ def described(columns: Columns) -> tuple[Schema, int]:
         path: Field(array.shape[2:], array.dtype, mutable=path == PRIORITY)
         for path, array in columns.items()
     }
-    roles = {
-        "observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2,
-    }  # fmt: skip
+    roles = {"observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2}
     tops = {path.split("/")[0] for path in fields}
     known_roles = roles if tops >= set(roles.values()) else {}
     (num_envs,) = next(iter(counts.values()))

@@ -64,9 +64,13 @@ class PytorchrlReader(FragmentReader):
         first = self._fragment(0)
         schema = make_schema(first.columns, notes, file.path)
         super().__init__(
-            lambda: map(self._fragment, range(self._envs)), schema, notes, file.close,
-            num_envs=self._envs, own_names=own_names_of(self._names, ENDS, inner),
-        )  # fmt: skip
+            lambda: map(self._fragment, range(self._envs)),
+            schema,
+            notes,
+            file.close,
+            num_envs=self._envs,
+            own_names=own_names_of(self._names, ENDS, inner),
+        )
 
     def _rows_and_oldest(self, size: int | None, step: int | None) -> tuple[int, int]:
         """Rows, and the slot of the oldest."""
@@ -91,9 +95,8 @@ class PytorchrlReader(FragmentReader):
 
     def _rows(self, name: str, env_id: int) -> ColumnRows:
         return TensorRows(
-            self._file, self._tensors[name], env_id, self._first, self._steps,
-            slots_first=True,
-        )  # fmt: skip
+            self._file, self._tensors[name], env_id, self._first, self._steps, slots_first=True
+        )
 
     def _fragment(self, env_id: int) -> Fragment:
         columns = {p: self._rows(name, env_id) for name, p in self._names.items()}
@@ -113,18 +116,23 @@ class PytorchrlReader(FragmentReader):
                 "is not known"
             )
         return Fragment(
-            f"{self._file.path}, process {env_id}", self._steps, columns,
-            next_obs if next_obs.keys() == seen else {}, self._ends(env_id),
-            env_id=env_id, is_episode=False,
-        )  # fmt: skip
+            f"{self._file.path}, process {env_id}",
+            self._steps,
+            columns,
+            next_obs if next_obs.keys() == seen else {},
+            self._ends(env_id),
+            env_id=env_id,
+            is_episode=False,
+        )
 
     def _ends(self, env_id: int) -> Ends:
         if self._meant is None:
             self._notes.doubt(ambiguous_end_note(NEXT_DONE))
         flags = Flags(
             f"{self._file.path}, process {env_id}: {NEXT_DONE!r}",
-            self._rows(NEXT_DONE, env_id), self._steps,
-        )  # fmt: skip
+            self._rows(NEXT_DONE, env_id),
+            self._steps,
+        )
         if self._meant == TRUNCATED_FIELD:
             return ends_of(None, flags)
         return ends_of(flags, None)

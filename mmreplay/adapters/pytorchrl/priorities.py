@@ -71,11 +71,7 @@ class EmphasizingSampler(Wrapper):
     """
 
     def __init__(
-        self,
-        exponents: Exponents,
-        prioritized: PrioritizedSampler,
-        smallest: int,
-        seed: int,
+        self, exponents: Exponents, prioritized: PrioritizedSampler, smallest: int, seed: int
     ) -> None:
         """Make a sampler.
 
@@ -244,9 +240,7 @@ class SequencePriorities(SequenceStorage):
         self._ring.write_field(PRIORITY, env_ids, positions, kept)
 
 
-def priorities_of(
-    sampler: PrioritizedSampler, first: int, stop: int
-) -> list[NDArray[np.float32]]:
+def priorities_of(sampler: PrioritizedSampler, first: int, stop: int) -> list[NDArray[np.float32]]:
     """Priorities of positions ``[first, stop)`` as of the last look, by environment."""
     known = sampler.state_dict(priorities=True)
     begins = np.cumsum(known["seen"] - known["first"]) - known["seen"]

@@ -207,8 +207,7 @@ class RingStorage(RowStorage):
         lengths = {path: len(array) for path, array in columns.items()}
         if len(set(lengths.values())) != 1:
             raise SchemaError(
-                "slice: all keys must have the same number of steps, got lengths "
-                f"{lengths}."
+                f"slice: all keys must have the same number of steps, got lengths {lengths}."
             )
         if 0 not in lengths.values():
             self._interrupt()
@@ -321,9 +320,7 @@ class RingStorage(RowStorage):
         """Return what is copied with rows beside pytorchrl's keys."""
         return {}
 
-    def update_storage_parameter(
-        self, parameter_name: str, new_parameter_value: Any
-    ) -> None:
+    def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change an attribute, if there is one of that name.
 
         A new `max_size` resizes the ring, and keeps the newest rows. Other parameters
@@ -348,8 +345,7 @@ class RingStorage(RowStorage):
         own = parameter_name in vars(self) and parameter_name not in self._fixed
         if not settable and (not own or parameter_name.startswith("_")):
             way_out = self._fixed.get(
-                parameter_name,
-                "It follows from the rows, or from how the storage was made.",
+                parameter_name, "It follows from the rows, or from how the storage was made."
             )
             raise SchemaError(
                 f"{parameter_name} cannot change, got the new value "

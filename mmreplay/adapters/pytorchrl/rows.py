@@ -69,10 +69,13 @@ class RowStorage(Hooks, PickledByPath):
         self._plan = None
         self._nested = any("/" in path for path in schema.paths)
         self._ring = self.home.ring(
-            schema, self._max_size, num_envs,
-            sampler=self._sampler(), transforms=self._transforms(),
+            schema,
+            self._max_size,
+            num_envs,
+            sampler=self._sampler(),
+            transforms=self._transforms(),
             user_metadata={KEY: {UNSTORED: shapes_of(self._empty)}},
-        )  # fmt: skip
+        )
 
     def _recall(self) -> None:
         """Restore the state that an existing ring does not store."""

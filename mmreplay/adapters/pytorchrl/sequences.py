@@ -42,9 +42,7 @@ class Grid:
         origins: Positions at which the grid restarts, ascending.
     """
 
-    def __init__(
-        self, length: int, origins: list[int], overlap: int = 0, n_step: int = 1
-    ) -> None:
+    def __init__(self, length: int, origins: list[int], overlap: int = 0, n_step: int = 1) -> None:
         """Lay sequences of a length from origins on.
 
         Args:
@@ -144,8 +142,7 @@ class SequenceStorage(RingStorage):
 
     _fixed: ClassVar[dict[str, str]] = RingStorage._fixed | dict.fromkeys(
         ("sequence_length", "overlap_length", "non_overlap_length", "recurrent_actor"),
-        "Make another storage, with an actor and an algorithm's update_every that "
-        "give it.",
+        "Make another storage, with an actor and an algorithm's update_every that give it.",
     )
     _n_step: int = 1
     _gammas: Gammas | None = None
@@ -183,9 +180,7 @@ class SequenceStorage(RingStorage):
         """Rows of whole sequences, twice as many for those that are stored twice."""
         return int(size) // self.sequence_length * self.sequence_length * 2
 
-    def update_storage_parameter(
-        self, parameter_name: str, new_parameter_value: Any
-    ) -> None:
+    def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """See `RingStorage`; of sequences, `max_size` is doubled as the size is."""
         if parameter_name == "max_size" and self._grid is not None:
             check_counts(self.sequence_length, max_size=new_parameter_value)
@@ -347,9 +342,7 @@ class SequenceStorage(RingStorage):
         summed, sums = nstep_sums(rewards, ends, there, gammas)
         count = summed.sum(-1)
         last = np.take_along_axis(sequences, count[..., None] - 1, -1)[..., 0]
-        found: dict[str, NDArray[Any]] = {
-            REW: sums.reshape(fields[REW].shape).astype(np.float32)
-        }
+        found: dict[str, NDArray[Any]] = {REW: sums.reshape(fields[REW].shape).astype(np.float32)}
         for path in self._paths:
             if path.split("/")[0] in (OBS2, RHS2, DONE2):
                 array = ring.get_field(path, env_ids[:, None], last)

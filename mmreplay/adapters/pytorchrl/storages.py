@@ -85,9 +85,7 @@ class MBReplayBuffer(RingStorage):
         >>> make = MBReplayBuffer.create_factory(1_000_000, path="runs/model")
     """
 
-    storage_tensors: ClassVar[tuple[str, ...]] = (
-        OBS, RHS, DONE, ACT, REW, OBS2, RHS2, DONE2,
-    )  # fmt: skip
+    storage_tensors: ClassVar[tuple[str, ...]] = (OBS, RHS, DONE, ACT, REW, OBS2, RHS2, DONE2)
     _keys_of_none = True
 
     def __init__(
@@ -133,27 +131,20 @@ class MBReplayBuffer(RingStorage):
         for index, first in enumerate(range(0, len(order), mini_batch_size)):
             rows = torch.from_numpy(order[first : first + mini_batch_size])
             rows = rows.to(inputs.device)
-            yield {
-                "train_input": inputs[rows],
-                "train_label": targets[rows],
-                "batch_number": index,
-            }
+            yield {"train_input": inputs[rows], "train_label": targets[rows], "batch_number": index}
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of the model for every row."""
         self._settle()
         if self._ring is None or not self.size:
             raise EmptyError(
-                "cannot make batches from a storage without rows. Insert transitions "
-                "first."
+                "cannot make batches from a storage without rows. Insert transitions first."
             )
         data = self._ring.gather_all().fields
         actions = data[ACT]
         space = self.actor.action_space
         if type(space).__name__ == "Discrete":
-            actions = np.eye(int(space.n), dtype=np.float32)[
-                actions[..., 0].astype(int)
-            ]
+            actions = np.eye(int(space.n), dtype=np.float32)[actions[..., 0].astype(int)]
         inputs = np.concatenate([data[OBS], actions], axis=-1)
         targets = data[OBS2] - data[OBS]
         if self.actor.dynamics_model.reward_function is None:
@@ -175,8 +166,17 @@ class ReplayBuffer(SequenceStorage):
     """
 
     storage_tensors: ClassVar[tuple[str, ...]] = (
-        OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS,
-    )  # fmt: skip
+        OBS,
+        RHS,
+        DONE,
+        ACT,
+        REW,
+        IREW,
+        OBS2,
+        RHS2,
+        DONE2,
+        ACTPROBS,
+    )
 
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1
@@ -411,9 +411,7 @@ class NStepReplayBuffer(ReplayBuffer):
         # An end leaves 0, which no power of gamma is: nothing is discounted there.
         with np.errstate(divide="ignore"):
             counts = np.log(drawn.fields["discount"]) / np.log(self._ring_gamma)
-        return self._reported_counts(
-            np.where(drawn.fields[ENDED], np.inf, np.rint(counts))
-        )
+        return self._reported_counts(np.where(drawn.fields[ENDED], np.inf, np.rint(counts)))
 
     def _reported_counts(self, counts: NDArray[np.floating[Any]]) -> Any:
         """Return ``n_step`` of a batch: n, or ``[B, 1]`` if some sums are shorter."""
@@ -481,17 +479,12 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             SchemaError: An option is out of range: alpha in [0, 4], beta in [0, 1],
                 epsilon at least 0, default_error above 0.
         """
-        given = {
-            "epsilon": epsilon, "alpha": alpha, "beta": beta,
-            "default_error": default_error,
-        }  # fmt: skip
+        given = {"epsilon": epsilon, "alpha": alpha, "beta": beta, "default_error": default_error}
         for name, value in given.items():
             self._check(name, value)
         self._powers = Exponents(alpha, beta)
         self._epsilon, self._error = epsilon, default_error
-        super().__init__(
-            size, device, actor, algorithm, envs, n_step, path=path, resume=resume
-        )
+        super().__init__(size, device, actor, algorithm, envs, n_step, path=path, resume=resume)
 
     @classmethod
     def _check(cls, name: str, value: object) -> None:
@@ -641,9 +634,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             return info
         view = self._ring.view
         with view.lock:
-            self._prioritized.update_priorities(
-                view, sequences[:, 0], sequences[:, 1], errors
-            )
+            self._prioritized.update_priorities(view, sequences[:, 0], sequences[:, 1], errors)
         return info
 
 
@@ -711,9 +702,19 @@ class EREBuffer(PERBuffer):
         self.max_grad_rew, self.min_grad_rew = -np.inf, 0.0
         self._share = 1.0
         super().__init__(
-            size, device, actor, algorithm, envs, n_step, epsilon, alpha, beta,
-            default_error, path=path, resume=resume,
-        )  # fmt: skip
+            size,
+            device,
+            actor,
+            algorithm,
+            envs,
+            n_step,
+            epsilon,
+            alpha,
+            beta,
+            default_error,
+            path=path,
+            resume=resume,
+        )
 
     @classmethod
     def _check(cls, name: str, value: object) -> None:
@@ -726,9 +727,7 @@ class EREBuffer(PERBuffer):
     def _sampler(self) -> Sampler:
         if self.recurrent_actor:
             return super()._sampler()
-        return EmphasizingSampler(
-            self._powers, self._by_priority(), self.cmin, self._seed
-        )
+        return EmphasizingSampler(self._powers, self._by_priority(), self.cmin, self._seed)
 
     @property
     def _emphasizing(self) -> EmphasizingSampler:
@@ -909,9 +908,21 @@ class HERBuffer(EREBuffer):
         self._episode: list[Columns] = []
         self._uneven = False
         super().__init__(
-            size, device, actor, algorithm, envs, n_step, epsilon, alpha, beta,
-            default_error, eta, cmin, path=path, resume=resume,
-        )  # fmt: skip
+            size,
+            device,
+            actor,
+            algorithm,
+            envs,
+            n_step,
+            epsilon,
+            alpha,
+            beta,
+            default_error,
+            eta,
+            cmin,
+            path=path,
+            resume=resume,
+        )
 
     @classmethod
     def create_factory(
@@ -1028,9 +1039,7 @@ class HERBuffer(EREBuffer):
         keys = (OBS, RHS, OBS2, RHS2, REW)
         try:
             given = [self._argument(step, key) for key in keys]
-            made = self.her_function(
-                *given, copy.deepcopy(initial), copy.deepcopy(final)
-            )
+            made = self.her_function(*given, copy.deepcopy(initial), copy.deepcopy(final))
             found = self._columns(dict(zip(keys, made, strict=True)))
         except Exception as error:
             raise SchemaError(

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from mmreplay.adapters.sb3.replay_buffer import Samples as Samples
 
 __all__ = [
-    "DictReplayBuffer", "DictSamples", "HerReplayBuffer", "HerSamples", "ReplayBuffer",
+    "DictReplayBuffer",
+    "DictSamples",
+    "HerReplayBuffer",
+    "HerSamples",
+    "ReplayBuffer",
     "Samples",
-]  # fmt: skip
+]
 
-__getattr__ = names_on_use(
-    __name__,
-    dict.fromkeys(__all__, "sb3.replay_buffer"),
-)
+__getattr__ = names_on_use(__name__, dict.fromkeys(__all__, "sb3.replay_buffer"))

@@ -33,11 +33,7 @@ class Sb3Reader(FragmentReader):
         self._names = dict(NAMES)
         self._slots, self._envs = self._check_sizes(state)
         full, pos = state.get("full"), state.get("pos")
-        if (
-            type(full) is not bool
-            or type(pos) is not int
-            or not (0 <= pos < self._slots)
-        ):
+        if type(full) is not bool or type(pos) is not int or not (0 <= pos < self._slots):
             raise FormatError(
                 f"{path}: pos must be in [0, {self._slots}) and full True or False, "
                 f"got {str(pos)[:40]} and {str(full)[:40]}. The file is damaged."
@@ -58,18 +54,20 @@ class Sb3Reader(FragmentReader):
         }
         for own, name in NAMES.items():
             self._columns[name] = self._array(name, state.get(own))
-        self._ends = {
-            end: self._array(end, state.get(end)) for end in (DONES, TIMEOUTS)
-        }
+        self._ends = {end: self._array(end, state.get(end)) for end in (DONES, TIMEOUTS)}
         self._next_obs = self._next_arrays(state, keys)
         first = self._fragment(0, 0, self._next_obs)
         schema = make_schema(first.columns, self._notes, path)
         self._add_notes(state, bool(full))
         ends = {"terminated": DONES, "truncated": TIMEOUTS}
         super().__init__(
-            self._fragments_of, schema, self._notes, lambda: None, num_envs=self._envs,
+            self._fragments_of,
+            schema,
+            self._notes,
+            lambda: None,
+            num_envs=self._envs,
             own_names=own_names_of(self._names, ends),
-        )  # fmt: skip
+        )
 
     def _check_sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
         dones = state.get(DONES)
@@ -82,9 +80,7 @@ class Sb3Reader(FragmentReader):
         slots, envs = dones.shape
         return int(slots), int(envs)
 
-    def _observations(
-        self, value: object, fields: Sequence[str] | None
-    ) -> dict[str, object]:
+    def _observations(self, value: object, fields: Sequence[str] | None) -> dict[str, object]:
         """Return the key of each observation by path; None for an array of all."""
         if not isinstance(value, Mapping):
             self._names["observations"] = "observation"
@@ -95,8 +91,10 @@ class Sb3Reader(FragmentReader):
         }
         names = name_fields(
             {own: f"observation/{key}" for own, key in keys.items()},
-            self._path, self._notes, fields,
-        )  # fmt: skip
+            self._path,
+            self._notes,
+            fields,
+        )
         self._names |= names
         return {path: keys[own] for own, path in names.items()}
 
@@ -178,9 +176,13 @@ class Sb3Reader(FragmentReader):
             yield self._fragment(env_id, begin, self._observed(), later=1)
 
     def _fragment(
-        self, env_id: int, first: int, next_obs: Mapping[str, Array],
-        stop: int | None = None, later: int = 0,
-    ) -> Fragment:  # fmt: skip
+        self,
+        env_id: int,
+        first: int,
+        next_obs: Mapping[str, Array],
+        stop: int | None = None,
+        later: int = 0,
+    ) -> Fragment:
         """Steps ``[first, stop)`` of an environment, all from first on by default.
 
         Args:
@@ -192,9 +194,7 @@ class Sb3Reader(FragmentReader):
         """
         steps = (self._steps if stop is None else stop) - first
         begin = self._first + first
-        columns: dict[str, ColumnRows] = dict(
-            ring_rows(self._columns, env_id, 1, begin, steps)
-        )
+        columns: dict[str, ColumnRows] = dict(ring_rows(self._columns, env_id, 1, begin, steps))
         columns["reward"] = scalar(columns["reward"])
         name = f"{self._path}, environment {env_id}"
         dones, timeouts = (
@@ -202,10 +202,14 @@ class Sb3Reader(FragmentReader):
             for end, rows in ring_rows(self._ends, env_id, 1, begin, steps).items()
         )
         return Fragment(
-            name, steps, columns,
+            name,
+            steps,
+            columns,
             dict(ring_rows(next_obs, env_id, 1, begin + later, steps)),
-            _apart(ends_of(dones, timeouts)), env_id=env_id, is_episode=bool(later),
-        )  # fmt: skip
+            _apart(ends_of(dones, timeouts)),
+            env_id=env_id,
+            is_episode=bool(later),
+        )
 
 
 def _named(keys: Iterable[object]) -> list[str]:

@@ -199,9 +199,13 @@ class Hindsight:
                 continue
             batch = Batch(
                 {path: array[:batch_size] for path, array in found.items()},
-                env_ids, positions, drawn.probabilities, drawn.weights,
-                key=drawn.key, buffer=view.home.uuid,
-            )  # fmt: skip
+                env_ids,
+                positions,
+                drawn.probabilities,
+                drawn.weights,
+                key=drawn.key,
+                buffer=view.home.uuid,
+            )
             return batch, end, goals, given
 
 

@@ -187,9 +187,13 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             )
         dtype = self._maybe_cast_dtype(self.action_space.dtype)
         self._steps = Steps(
-            self.observation_space, self.obs_shape, Field((self.action_dim,), dtype),
-            self.n_envs, self.optimize_memory_usage, self._extra,
-        )  # fmt: skip
+            self.observation_space,
+            self.obs_shape,
+            Field((self.action_dim,), dtype),
+            self.n_envs,
+            self.optimize_memory_usage,
+            self._extra,
+        )
 
     @property
     def ring(self) -> Ring | None:
@@ -203,11 +207,15 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     def _ready(self) -> Ring:
         if self._ring is None:
             self._ring = self.home.ring(
-                self._steps.schema, self.buffer_size, self.n_envs,
-                autoreset="same_step", sampler=self.sampler,
-                transforms=self._transforms, on_resume=self._on_resume,
+                self._steps.schema,
+                self.buffer_size,
+                self.n_envs,
+                autoreset="same_step",
+                sampler=self.sampler,
+                transforms=self._transforms,
+                on_resume=self._on_resume,
                 size_name="buffer_size",
-            )  # fmt: skip
+            )
             self.sampler = self._ring.sampler
             self._heads = np.full(self.n_envs, -1)  # its first step follows no other
         return self._ring
@@ -231,9 +239,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     @property
     def pos(self) -> int:
         """Rows written to the first environment, modulo `buffer_size`."""
-        return (
-            0 if (ring := self.ring) is None else int(ring.heads[0]) % self.buffer_size
-        )
+        return 0 if (ring := self.ring) is None else int(ring.heads[0]) % self.buffer_size
 
     @property
     def dones(self) -> _Dones:
@@ -340,8 +346,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """
         if (ring := self.ring) is None:
             raise EmptyError(
-                f"cannot draw {batch_size} transitions from an empty buffer. Add steps "
-                "first."
+                f"cannot draw {batch_size} transitions from an empty buffer. Add steps first."
             )
         if self._unlearned is not None:
             self._unlearned += 1
@@ -402,9 +407,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             refuse_masked(priorities, "priorities")
             priorities = np.asarray(priorities)
         if (ring := self.ring) is None:
-            raise EmptyError(
-                "cannot update priorities of an empty buffer. Draw samples first."
-            )
+            raise EmptyError("cannot update priorities of an empty buffer. Draw samples first.")
         dropped = ring.update_priorities(samples.batch, priorities.reshape(-1))
         self._unlearned = None
         return dropped
@@ -568,10 +571,17 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         # Heads at which running episodes were cut; flags show it in the next row only.
         self._closed = np.full(n_envs, -1)
         super().__init__(
-            buffer_size, observation_space, action_space, device, n_envs,
-            optimize_memory_usage, handle_timeout_termination,
-            path=path, resume=resume, seed=seed,
-        )  # fmt: skip
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            path=path,
+            resume=resume,
+            seed=seed,
+        )
 
     def _declare(self) -> None:
         if self.copy_info_dict and self._info_nbytes:
@@ -704,9 +714,13 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             )
         count = int(self.her_ratio * batch_size)
         batch, ends, goal_positions, goals = self._hindsight.draw(
-            ring, self.sampler, self._closed, int(batch_size), count,
+            ring,
+            self.sampler,
+            self._closed,
+            int(batch_size),
+            count,
             self.goal_selection_strategy.name.lower(),
-        )  # fmt: skip
+        )
         fields, real = batch.fields, batch_size - count
         if not self.handle_timeout_termination:
             fields["terminated"] = batch.positions == ends - 1
@@ -715,10 +729,10 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             for path in ("observation", "next_observation"):
                 fields[f"{path}/desired_goal"][real:] = goals
             fields["reward"][real:] = self._rewards(
-                fields["next_observation/achieved_goal"][real:], goals,
-                self._no_infos(count) if infos is None
-                else sb3_goals.decoded(infos[real:]),
-            )  # fmt: skip
+                fields["next_observation/achieved_goal"][real:],
+                goals,
+                self._no_infos(count) if infos is None else sb3_goals.decoded(infos[real:]),
+            )
         samples = self._samples(batch, env)
         samples.goal_positions = goal_positions
         return samples
@@ -730,19 +744,14 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         return self._infos
 
     def _rewards(
-        self,
-        achieved: NDArray[Any],
-        desired: NDArray[Any],
-        infos: list[dict[str, Any]],
+        self, achieved: NDArray[Any], desired: NDArray[Any], infos: list[dict[str, Any]]
     ) -> NDArray[np.float32]:
         if self.env is None:
             raise SchemaError(
                 "env is None, but rewards for other goals need its compute_reward. "
                 "Call set_env(env)."
             )
-        (found,) = self.env.env_method(
-            "compute_reward", achieved, desired, infos, indices=[0]
-        )
+        (found,) = self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])
         rewards = np.asarray(found, np.float32)
         if rewards.size != len(desired):
             raise SchemaError(

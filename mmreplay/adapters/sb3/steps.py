@@ -29,9 +29,7 @@ def refuse_varying_spaces(space: Any, name: str) -> None:
         SchemaError: It is one, or has one.
     """
     if varying_space(space):
-        raise SchemaError(
-            f"{name} must have values of one shape, got {space!r:.80}. {PAD}"
-        )
+        raise SchemaError(f"{name} must have values of one shape, got {space!r:.80}. {PAD}")
     parts = getattr(space, "spaces", None) or {}
     named = parts.items() if isinstance(parts, Mapping) else enumerate(parts)
     for key, part in named:
@@ -49,9 +47,14 @@ class Steps:
     """
 
     def __init__(
-        self, space: Any, shapes: Any, action: Field, num_envs: int, once: bool,
+        self,
+        space: Any,
+        shapes: Any,
+        action: Field,
+        num_envs: int,
+        once: bool,
         extra: Mapping[str, Field] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Lay steps out.
 
         Args:
@@ -88,12 +91,7 @@ class Steps:
         self._led_to: dict[str, bytes] = {}
         self._over = self._none_over = np.zeros(num_envs, bool)
         self._plain = [
-            (
-                key,
-                path,
-                f"observation{path}",
-                None if once else f"next_observation{path}",
-            )
+            (key, path, f"observation{path}", None if once else f"next_observation{path}")
             for key, path, _ in self.kinds
         ]
         self._coming: dict[str, bytes] = {}
@@ -175,9 +173,14 @@ class Steps:
         return {key: fields[role + path] for key, path, _ in self.kinds}
 
     def rows(
-        self, now: Arrays, then: Arrays, action: Any, reward: Any,
-        ended: NDArray[np.bool_], timeouts: NDArray[np.bool_],
-    ) -> tuple[dict[str, Any], Any]:  # fmt: skip
+        self,
+        now: Arrays,
+        then: Arrays,
+        action: Any,
+        reward: Any,
+        ended: NDArray[np.bool_],
+        timeouts: NDArray[np.bool_],
+    ) -> tuple[dict[str, Any], Any]:
         """One step of each environment, and the final observation where one ended.
 
         Args:

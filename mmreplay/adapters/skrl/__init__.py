@@ -13,6 +13,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory", "RandomMemory"]
 
-__getattr__ = names_on_use(
-    __name__, {"Memory": "skrl.memory", "RandomMemory": "skrl.memory"}
-)
+__getattr__ = names_on_use(__name__, {"Memory": "skrl.memory", "RandomMemory": "skrl.memory"})

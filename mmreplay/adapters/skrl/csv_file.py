@@ -11,11 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as arrow
 
-from mmreplay.adapters.skrl.tensor_file import (
-    InterleavedReader,
-    SkrlWriter,
-    rows_per_environment,
-)
+from mmreplay.adapters.skrl.tensor_file import InterleavedReader, SkrlWriter, rows_per_environment
 from mmreplay.convert import csv
 from mmreplay.convert.array_file import ArrayColumn, Scan, Stored
 from mmreplay.convert.base import Block, Columns, Notes, Reader, Writer, default_rows
@@ -151,9 +147,7 @@ def interleave(reader: Reader, num_envs: int, cursor: int | None = None) -> Read
     return InterleavedReader(reader, rows_per_environment(rows, num_envs), cursor or 0)
 
 
-def cells_of_layout(
-    target: Path | None, description: Description, force: bool
-) -> Cells:
+def cells_of_layout(target: Path | None, description: Description, force: bool) -> Cells:
     """The columns of such a file.
 
     Raises:
@@ -166,7 +160,6 @@ def cells_of_layout(
         )
     fields = description.schema.fields
     kinds = {
-        path: (fields[path].dtype, (int(np.prod(fields[path].shape)),))
-        for path in sorted(fields)
+        path: (fields[path].dtype, (int(np.prod(fields[path].shape)),)) for path in sorted(fields)
     }
     return cells_of(kinds, force)

@@ -67,9 +67,7 @@ class Cursor:
         # In this order the next opening completes a reset that was interrupted.
         ring.commit()
         self.base = ring.heads
-        statistics = {
-            key: value for key, value in ring.statistics.items() if key != LOADING
-        }
+        statistics = {key: value for key, value in ring.statistics.items() if key != LOADING}
         statistics |= {RESET: self.base.tolist()} | ({LOADING: True} if loading else {})
         ring.set_statistics(statistics)
         ring.clear()

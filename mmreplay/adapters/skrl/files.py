@@ -11,12 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmreplay.adapters.skrl.tensor_file import (
-    LAYOUT,
-    SkrlReader,
-    SkrlWriter,
-    refuse_dtypes,
-)
+from mmreplay.adapters.skrl.tensor_file import LAYOUT, SkrlReader, SkrlWriter, refuse_dtypes
 from mmreplay.convert import npz, pt
 from mmreplay.convert.base import Notes, Reader, Writer, refuse_empty
 from mmreplay.convert.description import Description
@@ -54,9 +49,7 @@ def open_reader(
         from mmreplay.adapters.skrl.csv_file import interleave
         from mmreplay.convert import csv
 
-        return interleave(
-            csv.open_plain(path, dtypes or {}, allow_expansion), num_envs, cursor
-        )
+        return interleave(csv.open_plain(path, dtypes or {}, allow_expansion), num_envs, cursor)
     file = File.open(path, None)
     with undone_by(file.close):
         notes = Notes()
@@ -102,11 +95,7 @@ def open_writer(
 
 
 def planned(
-    format: str,
-    description: Description,
-    *,
-    target: Path | None = None,
-    force: bool = False,
+    format: str, description: Description, *, target: Path | None = None, force: bool = False
 ) -> None:
     """Refuse what cannot be written.
 

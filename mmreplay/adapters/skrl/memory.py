@@ -36,13 +36,7 @@ from mmreplay.adapters.common.tensors import (
     space_shape,
     space_size,
 )
-from mmreplay.adapters.common.values import (
-    LOOKS,
-    check_counts,
-    device_of,
-    seed_of_draws,
-    unusable,
-)
+from mmreplay.adapters.common.values import LOOKS, check_counts, device_of, seed_of_draws, unusable
 from mmreplay.adapters.skrl import save as saved
 from mmreplay.adapters.skrl.cursor import Cursor, cursor_of
 from mmreplay.adapters.skrl.save import FORMATS, Format, suffix_of
@@ -149,8 +143,7 @@ class Memory(PickledByPath):
             )
         if isinstance(mutable, str):
             raise SchemaError(
-                f"mutable must be a sequence of names, got {mutable!r:.80}. Pass "
-                f"[{mutable!r:.80}]."
+                f"mutable must be a sequence of names, got {mutable!r:.80}. Pass [{mutable!r:.80}]."
             )
         if seed is not None:
             integer("seed", seed, 0, "Leave it out for torch's own seed.")
@@ -264,11 +257,7 @@ class Memory(PickledByPath):
         return sorted(self._declared)
 
     def create_tensor(
-        self,
-        name: str,
-        size: Any,
-        dtype: torch.dtype | None = None,
-        keep_dimensions: bool = False,
+        self, name: str, size: Any, dtype: torch.dtype | None = None, keep_dimensions: bool = False
     ) -> bool:
         """Declare a tensor.
 
@@ -293,9 +282,7 @@ class Memory(PickledByPath):
                 f"device: cannot use {str(self.device)!r} ({why}). Make the memory "
                 "with a device of this machine."
             )
-        shape = (
-            space_shape(size, self.shaped) if keep_dimensions else (space_size(size),)
-        )
+        shape = space_shape(size, self.shaped) if keep_dimensions else (space_size(size),)
         known = self._declared.get(name)
         if known is not None:
             if known.shape != shape or dtype not in (None, known.dtype):
@@ -314,8 +301,7 @@ class Memory(PickledByPath):
         for other in self._declared.values():
             if other.path == tensor.path:
                 raise SchemaError(
-                    f"tensor {name!r}: {other.name!r} is stored under this name. "
-                    "Choose another."
+                    f"tensor {name!r}: {other.name!r} is stored under this name. Choose another."
                 )
         if self.ring is not None:
             tensor = self._joined(self.ring, tensor)
@@ -351,9 +337,12 @@ class Memory(PickledByPath):
             fields = {each.path: each.field for each in self._declared.values()}
             roles = found_roles(list(self._declared.values()))
             self.ring = self.home.ring(
-                Schema.from_flat(fields, roles), self.memory_size, self.num_envs,
-                layout="time_major", autoreset="same_step",
-            )  # fmt: skip
+                Schema.from_flat(fields, roles),
+                self.memory_size,
+                self.num_envs,
+                layout="time_major",
+                autoreset="same_step",
+            )
             self._cursor = cursor_of(self.ring)
         return self.ring
 
@@ -460,9 +449,7 @@ class Memory(PickledByPath):
             elif rows == 1:
                 ring.add(part)
             else:
-                ring.extend(
-                    {p: a.reshape(rows, width, *a.shape[1:]) for p, a in part.items()}
-                )
+                ring.extend({p: a.reshape(rows, width, *a.shape[1:]) for p, a in part.items()})
             full = cursor.moved(size, ring)
         except BaseException:
             cursor.sure = False
@@ -546,8 +533,7 @@ class Memory(PickledByPath):
         known = self._known(name)
         if self.ring is None:
             raise EmptyError(
-                f"tensor {name!r}: the memory has no samples to change. Add samples "
-                "first."
+                f"tensor {name!r}: the memory has no samples to change. Add samples first."
             )
         if not known.field.mutable:
             raise SchemaError(
@@ -563,9 +549,7 @@ class Memory(PickledByPath):
 
     def _cells(self, ring: ReplayBuffer) -> Ids:
         """Cells that hold a sample, in order."""
-        env_ids, positions = self._positions(
-            ring, np.arange(self.memory_size * self.num_envs)
-        )
+        env_ids, positions = self._positions(ring, np.arange(self.memory_size * self.num_envs))
         return np.flatnonzero(positions >= ring.span.first[env_ids])
 
     def _positions(self, ring: ReplayBuffer, cells: Ids) -> tuple[Ids, Ids]:
@@ -576,11 +560,7 @@ class Memory(PickledByPath):
         return env_ids, newest - age
 
     def sample(
-        self,
-        names: Sequence[str],
-        batch_size: int,
-        mini_batches: int = 1,
-        sequence_length: int = 1,
+        self, names: Sequence[str], batch_size: int, mini_batches: int = 1, sequence_length: int = 1
     ) -> Samples:
         """Draw samples; `RandomMemory` does.
 
@@ -590,10 +570,7 @@ class Memory(PickledByPath):
         raise NotImplementedError("Memory draws nothing; use RandomMemory")
 
     def sample_by_index(
-        self,
-        names: Sequence[str],
-        indexes: ArrayLike | torch.Tensor,
-        mini_batches: int = 1,
+        self, names: Sequence[str], indexes: ArrayLike | torch.Tensor, mini_batches: int = 1
     ) -> Samples:
         """Read samples by their cells.
 
@@ -654,9 +631,7 @@ class Memory(PickledByPath):
             return [found]
         check_counts(mini_batches=mini_batches)
         parts = [
-            [None] * mini_batches
-            if tensor is None
-            else torch.tensor_split(tensor, mini_batches)
+            [None] * mini_batches if tensor is None else torch.tensor_split(tensor, mini_batches)
             for tensor in found
         ]
         return [[part[number] for part in parts] for number in range(mini_batches)]
@@ -712,9 +687,8 @@ class Memory(PickledByPath):
         """
         suffix_of(Path(path).suffix.removeprefix("."))
         saved.load(
-            path, self.num_envs, self._declared,
-            lambda: (self._ready(self._declared), self.cursor),
-        )  # fmt: skip
+            path, self.num_envs, self._declared, lambda: (self._ready(self._declared), self.cursor)
+        )
 
 
 class RandomMemory(Memory):
@@ -758,17 +732,12 @@ class RandomMemory(Memory):
         """
         self._replacement = flag("replacement", replacement)
         super().__init__(
-            memory_size, num_envs, device, export, export_format, export_directory,
-            **options,
-        )  # fmt: skip
+            memory_size, num_envs, device, export, export_format, export_directory, **options
+        )
         self._samplers: dict[int, Sampler] = {}
 
     def sample(
-        self,
-        names: Sequence[str],
-        batch_size: int,
-        mini_batches: int = 1,
-        sequence_length: int = 1,
+        self, names: Sequence[str], batch_size: int, mini_batches: int = 1, sequence_length: int = 1
     ) -> Samples:
         """Draw samples.
 
@@ -785,8 +754,7 @@ class RandomMemory(Memory):
         """
         if self.ring is None:
             raise EmptyError(
-                f"cannot draw {batch_size} samples from an empty memory. Add samples "
-                "first."
+                f"cannot draw {batch_size} samples from an empty memory. Add samples first."
             )
         self.ring.sampler = self._sampler(sequence_length)
         batch = self.ring.sample(batch_size, contiguous=True)
@@ -802,9 +770,7 @@ class RandomMemory(Memory):
         integer("sequence_length", length, 1, "Leave it out for single steps.")
         if length not in self._samplers:
             seed = (self._seed + length) % (1 << 63)
-            sampler: Sampler = (
-                UniformSampler(seed) if self._replacement else DistinctSampler(seed)
-            )
+            sampler: Sampler = UniformSampler(seed) if self._replacement else DistinctSampler(seed)
             if length > 1:
                 sampler = SequenceSampler(length, sampler, boundary="any")
             self._samplers[length] = sampler

@@ -68,9 +68,7 @@ def save(ring: ReplayBuffer, target: Path, *, half: bool) -> None:
     found = registry.target_format(target, None)
 
     def open_writer(description: Description) -> Writer:
-        return registry.open_writer(
-            found, target, description, overwrite=False, layout="skrl"
-        )
+        return registry.open_writer(found, target, description, overwrite=False, layout="skrl")
 
     # Lines of csv are cells, and just those that are there.
     marked = found.name == "csv" or _nan_marks_end(ring, half=half)
@@ -95,10 +93,7 @@ def _nan_marks_end(ring: ReplayBuffer, *, half: bool) -> bool:
 
 
 def load(
-    path: str,
-    num_envs: int,
-    tensors: Tensors,
-    ready: Callable[[], tuple[ReplayBuffer, Cursor]],
+    path: str, num_envs: int, tensors: Tensors, ready: Callable[[], tuple[ReplayBuffer, Cursor]]
 ) -> None:
     """Replace the samples of a ring with those of a file.
 

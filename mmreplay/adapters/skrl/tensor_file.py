@@ -14,13 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.array_file import ArrayColumn, FilePlan, Kinds, Scan, bytes_of
-from mmreplay.convert.base import (
-    Block,
-    Notes,
-    Reader,
-    doubt_priorities,
-    refuse_empty,
-)
+from mmreplay.convert.base import Block, Notes, Reader, doubt_priorities, refuse_empty
 from mmreplay.convert.description import RESERVED_NAMES, Description
 from mmreplay.convert.episode_ends import Marks
 from mmreplay.convert.staging import StagedWriter, Staging
@@ -87,9 +81,7 @@ class SkrlReader(Reader):
         self._add_notes(size, cursor)
 
     def _checked(self, what: str, number: int | None, maximum: int) -> int | None:
-        if number is not None and (
-            type(number) is not int or not 0 <= number <= maximum
-        ):
+        if number is not None and (type(number) is not int or not 0 <= number <= maximum):
             raise SchemaError(
                 f"{what} must be an integer in [0, {maximum}], since the memory has "
                 f"{self._length} steps, got {number!r}. Leave it out if you do not "
@@ -144,9 +136,7 @@ class SkrlReader(Reader):
 
     def _add_notes(self, size: int | None, cursor: int | None) -> None:
         report, steps = self.report, self._interleaved.describe().stop
-        report.note(
-            f"skrl's layout: {self._num_envs} environments of {self._length:,} steps"
-        )
+        report.note(f"skrl's layout: {self._num_envs} environments of {self._length:,} steps")
         left = int((self._length - steps).sum())
         if left:
             why = "size= says so" if size is not None else "all their floats are NaN"
@@ -182,11 +172,7 @@ class SkrlWriter(StagedWriter):
     """
 
     def __init__(
-        self,
-        target: Path,
-        description: Description,
-        make_plan: MakePlan,
-        overwrite: bool,
+        self, target: Path, description: Description, make_plan: MakePlan, overwrite: bool
     ) -> None:
         self.nbytes = 0
         self.notes = Notes()
@@ -207,9 +193,7 @@ class SkrlWriter(StagedWriter):
         self._file: File | None = None
         self._staging = Staging(target, overwrite=overwrite)
         with undone_by(self.abort):
-            self._file = self._staging.open(
-                plan.nbytes + SLACK_NBYTES * (len(self._dtypes) + 1)
-            )
+            self._file = self._staging.open(plan.nbytes + SLACK_NBYTES * (len(self._dtypes) + 1))
             scattered = description.num_envs > 1
             if scattered and file_system(self._staging.path) not in COPY_ON_WRITE:
                 self._file.map_writable()
@@ -230,10 +214,7 @@ class SkrlWriter(StagedWriter):
 
     def _kinds(self, count: int) -> Kinds:
         lead = (count, self._description.num_envs)
-        return {
-            path: (dtype, (*lead, *self._sizes[path]))
-            for path, dtype in self._dtypes.items()
-        }
+        return {path: (dtype, (*lead, *self._sizes[path])) for path, dtype in self._dtypes.items()}
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
@@ -246,9 +227,7 @@ class SkrlWriter(StagedWriter):
                 self._put(path, int(self._counts[env_id]), env_id, column)
             self._counts[env_id] += len(part)
 
-    def _put(
-        self, path: str, first: int, env_id: int, column: NDArray[np.generic]
-    ) -> None:
+    def _put(self, path: str, first: int, env_id: int, column: NDArray[np.generic]) -> None:
         """Write steps of one environment from a step on."""
         assert self._file is not None
         num_envs = len(self._counts)
@@ -336,9 +315,8 @@ class InterleavedReader(Reader):
         described = reader.describe()
         self._length = -(-described.rows // len(stop))
         self._description = replace(
-            described, first=np.zeros_like(stop), stop=stop,
-            capacity=max(1, self._length),
-        )  # fmt: skip
+            described, first=np.zeros_like(stop), stop=stop, capacity=max(1, self._length)
+        )
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -352,9 +330,7 @@ class InterleavedReader(Reader):
         if self._start:
             yield from self._pass(marks, rows_per_block, 0, self._start)
 
-    def _pass(
-        self, marks: Marks, rows: int | None, first: int, stop: int
-    ) -> Iterator[Block]:
+    def _pass(self, marks: Marks, rows: int | None, first: int, stop: int) -> Iterator[Block]:
         for block in self._reader.blocks(rows):
             steps, env_ids = np.divmod(block.positions, len(self._stop))
             kept = (steps >= first) & (steps < stop) & (steps < self._stop[env_ids])

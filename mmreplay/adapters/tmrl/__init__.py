@@ -14,7 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["GenericTorchMemory", "Memory", "TorchMemory"]
 
-__getattr__ = names_on_use(
-    __name__,
-    dict.fromkeys(__all__, "tmrl.memory"),
-)
+__getattr__ = names_on_use(__name__, dict.fromkeys(__all__, "tmrl.memory"))

@@ -73,11 +73,7 @@ def _named(path: Path, data: object) -> dict[str, list[Any]]:
         )
     lengths = {len(each) for each in data}
     parts = COMPONENTS.get(len(data) - 2 - len(TAIL))
-    if (
-        len(lengths) != 1
-        or 0 in lengths
-        or (len(data) != len(GENERIC) and parts is None)
-    ):
+    if len(lengths) != 1 or 0 in lengths or (len(data) != len(GENERIC) and parts is None):
         raise FormatError(
             f"{path} must hold 7 columns of GenericTorchMemory, or 9 to 11 of a memory "
             f"for TrackMania, of the same length, got {len(data)} of "

@@ -14,12 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay.adapters.common.location import (
-    FOLDER,
-    BufferLocation,
-    PickledByPath,
-    StrPath,
-)
+from mmreplay.adapters.common.location import FOLDER, BufferLocation, PickledByPath, StrPath
 from mmreplay.adapters.common.values import check_counts, seed_of_draws
 from mmreplay.adapters.tmrl.nests import check_crcs, collate_torch, crcs_of
 from mmreplay.adapters.tmrl.rows import Rows
@@ -33,9 +28,7 @@ from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
 Preprocessor = Callable[..., tuple[Any, ...]]
-STATS = (
-    "stat_test_return", "stat_train_return", "stat_test_steps", "stat_train_steps",
-)  # fmt: skip
+STATS = ("stat_test_return", "stat_train_return", "stat_test_steps", "stat_train_steps")
 PICKLE = "data.pkl"
 NOTE_EVERY_S = 10.0
 """Statistics are replaced whole and synced, at the cost of hundreds of samples."""
@@ -164,9 +157,7 @@ class Memory(ABC):
             SchemaError: The memory is empty; it is a ValueError.
         """
         self._refuse_empty()
-        drawn: list[int] = self._random.integers(
-            len(self), size=self.batch_size
-        ).tolist()
+        drawn: list[int] = self._random.integers(len(self), size=self.batch_size).tolist()
         return iter(drawn)
 
     def _refuse_empty(self) -> None:
@@ -289,9 +280,16 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
             )
         self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         super().__init__(
-            device, nb_steps, sample_preprocessor, memory_size, batch_size,
-            "", crc_debug, path=path, resume=resume,
-        )  # fmt: skip
+            device,
+            nb_steps,
+            sample_preprocessor,
+            memory_size,
+            batch_size,
+            "",
+            crc_debug,
+            path=path,
+            resume=resume,
+        )
         self.path = Path(files.expanded(dataset_path))
         self._held: list[Any] = []
         self._noted: dict[str, float] = {}
@@ -425,8 +423,7 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
         """
         if self._ring is None or not -len(self) <= item < len(self):
             raise IndexError(
-                f"item {item} is not in a memory of {len(self)} transitions. Append "
-                "more samples."
+                f"item {item} is not in a memory of {len(self)} transitions. Append more samples."
             )
         view = self._ring.view
         with view.lock:

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from mmreplay.adapters.common.values import array_of
 from mmreplay.errors import SchemaError
 
-COMPONENTS = (
-    "previous observation", "action", "observation", "reward", "terminated",
-    "truncated",
-)  # fmt: skip
+COMPONENTS = ("previous observation", "action", "observation", "reward", "terminated", "truncated")
 """The parts of a sample that have CRCs, in order."""
 REWARD = COMPONENTS.index("reward")
 
@@ -32,9 +29,7 @@ def components_of(nest: Any) -> dict[str, Any] | None:
     if isinstance(nest, Mapping):
         parts = {str(key): part for key, part in nest.items()}
         if len(parts) != len(nest):
-            raise SchemaError(
-                f"sample: keys must differ as text, got {list(nest)}. Rename one."
-            )
+            raise SchemaError(f"sample: keys must differ as text, got {list(nest)}. Rename one.")
         return parts
     if isinstance(nest, tuple | list):
         return {str(number): part for number, part in enumerate(nest)}
@@ -95,9 +90,7 @@ def collate_torch(batch: Sequence[Any], device: Any = None) -> Any:
         SchemaError: There is none, or a leaf is no number.
     """
     if not batch:
-        raise SchemaError(
-            "collate needs at least one sample. Use a batch_size of at least 1."
-        )
+        raise SchemaError("collate needs at least one sample. Use a batch_size of at least 1.")
     first = batch[0]
     if isinstance(first, torch.Tensor):
         return torch.stack(list(batch)).to(device)
@@ -108,9 +101,7 @@ def collate_torch(batch: Sequence[Any], device: Any = None) -> Any:
         return made if type(first) is dict else type(first)(made)  # type: ignore[call-arg]
     if isinstance(first, tuple | list):
         columns = [collate_torch(column, device) for column in zip(*batch, strict=True)]
-        return (
-            type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
-        )
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     array = np.asarray(batch)
     if array.dtype.kind not in "biuf":
         raise SchemaError(

@@ -16,14 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.common.values import PAD, array_of
-from mmreplay.adapters.tmrl.nests import (
-    Arrays,
-    built,
-    crcs_of,
-    leaves,
-    mapped,
-    structure,
-)
+from mmreplay.adapters.tmrl.nests import Arrays, built, crcs_of, leaves, mapped, structure
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError, refuse_masked
 from mmreplay.schema import Field, Schema
@@ -125,8 +118,7 @@ class Rows:
             for path, leaf in leaves(nest, f"{NOW}/{stem}"):
                 if path in fields:
                     raise SchemaError(
-                        f"{path}: two leaves have this path. Rename a key that has a "
-                        "slash in it."
+                        f"{path}: two leaves have this path. Rename a key that has a slash in it."
                     )
                 array = array_of(leaf, path)
                 fields[path] = Field(array.shape, array.dtype)
@@ -186,8 +178,10 @@ class Rows:
         tensor = torch.Tensor
         stored = [array_of(r) if isinstance(r, tensor) else r for r in rewards]
         for name, column in (
-            ("reward", stored), ("terminated", terminated), ("truncated", truncated),
-        ):  # fmt: skip
+            ("reward", stored),
+            ("terminated", terminated),
+            ("truncated", truncated),
+        ):
             refuse_masked(column, name)
         found: Columns = {f"{NOW}/reward": np.asarray(stored)}
         found |= _stacked("obs", self._obs, obs)
@@ -262,9 +256,7 @@ class Rows:
         return tuple(mapped(part, tensor) for part in parts)
 
 
-def _stacked(
-    stem: str, made: Any, nests: tuple[Any, ...], empty: Any = None
-) -> Columns:
+def _stacked(stem: str, made: Any, nests: tuple[Any, ...], empty: Any = None) -> Columns:
     """Leaves of nests, ``[T, *shape]`` by path; those of an empty one for None."""
     known = [nest for nest in nests if nest is not None]
     other = next((nest for nest in known if structure(nest) != made), None)

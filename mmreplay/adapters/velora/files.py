@@ -57,8 +57,7 @@ def open_reader(_: str, path: Path) -> Reader:
     found = find(path)
     if found is None and _is_checkpoint(path):
         raise FormatError(
-            f"{path} is a checkpoint of velora without its buffer. Save it with "
-            "buffer=True."
+            f"{path} is a checkpoint of velora without its buffer. Save it with buffer=True."
         )
     if found is None:
         raise FormatError(
@@ -128,8 +127,7 @@ class VeloraWriter(StagedWriter):
         self._size = self._lost = 0
         self._widths = {name: parts.width(name) for name in TENSORS}
         arrays = {
-            name: ("float32", (self._capacity, width))
-            for name, width in self._widths.items()
+            name: ("float32", (self._capacity, width)) for name, width in self._widths.items()
         }
         plan = SafetensorsPlan(arrays, {})
         self._file: ArrayFile | None = None
@@ -141,9 +139,7 @@ class VeloraWriter(StagedWriter):
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
         block = self._ends.marked(block)
-        used = sorted(
-            {path for paths in self._tensors_of.paths.values() for path in paths}
-        )
+        used = sorted({path for paths in self._tensors_of.paths.values() for path in paths})
         for env_id in np.unique(block.env_ids).tolist():
             part = block.select(block.env_ids == env_id)
             columns, flags = {path: part.columns[path] for path in used}, part.flags
@@ -155,9 +151,8 @@ class VeloraWriter(StagedWriter):
                 self._put(known, flags[steps], None)
 
     def _derive(
-        self, env_id: int, columns: dict[str, NDArray[np.generic]],
-        flags: NDArray[np.uint8],
-    ) -> None:  # fmt: skip
+        self, env_id: int, columns: dict[str, NDArray[np.generic]], flags: NDArray[np.uint8]
+    ) -> None:
         """Write the rows before the last one, with the next observations."""
         if env_id in self._pending:
             pending, before = self._pending[env_id]
@@ -173,9 +168,11 @@ class VeloraWriter(StagedWriter):
         self._put_known(columns, steps, follows)
 
     def _put_known(
-        self, columns: Mapping[str, NDArray[np.generic]], flags: NDArray[np.uint8],
+        self,
+        columns: Mapping[str, NDArray[np.generic]],
+        flags: NDArray[np.uint8],
         follows: NDArray[np.bool_],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the steps whose next observation is known or not needed.
 
         Args:
@@ -196,9 +193,11 @@ class VeloraWriter(StagedWriter):
         self._put(here, flags[known], next_obs)
 
     def _put(
-        self, columns: Mapping[str, NDArray[np.generic]], flags: NDArray[np.uint8],
+        self,
+        columns: Mapping[str, NDArray[np.generic]],
+        flags: NDArray[np.uint8],
         next_obs: Mapping[str, NDArray[np.generic]] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         count = len(flags)
         paths = self._tensors_of.paths
         tensors = {
@@ -215,9 +214,12 @@ class VeloraWriter(StagedWriter):
         self._size += count
 
     def _tensor(
-        self, name: str, columns: Mapping[str, NDArray[np.generic]],
-        paths: tuple[str, ...], count: int,
-    ) -> Floats:  # fmt: skip
+        self,
+        name: str,
+        columns: Mapping[str, NDArray[np.generic]],
+        paths: tuple[str, ...],
+        count: int,
+    ) -> Floats:
         """The fields of a tensor beside each other, float32 ``[N, width]``."""
         parts = [self._floats(path, columns[path]) for path in paths]
         made = [part.reshape(count, -1) for part in parts] if count else []
@@ -273,8 +275,7 @@ class VeloraWriter(StagedWriter):
         while self._file.rows_left:
             count = min(self._file.rows_left, 4096)
             zeros = {
-                name: np.zeros((count, width), np.float32)
-                for name, width in self._widths.items()
+                name: np.zeros((count, width), np.float32) for name, width in self._widths.items()
             }
             self._write(zeros, count)
 
@@ -303,9 +304,11 @@ class TensorFields:
         self.fields = schema.fields
         self.paths: dict[str, tuple[str, ...]] = {}
         tensors = {
-            "states": "observation", "actions": "action", "rewards": "reward",
+            "states": "observation",
+            "actions": "action",
+            "rewards": "reward",
             "next_states": "next_observation",
-        }  # fmt: skip
+        }
         for tensor, role in tensors.items():
             top = schema.role(role)
             found = () if top is None else under(schema.paths, top)
@@ -363,8 +366,7 @@ def check_prefix(prefix: str) -> None:
     """
     if not isinstance(prefix, str) or set(prefix) & set("/\0"):
         raise SchemaError(
-            f"prefix must be the beginning of a file's name, such as {PREFIX!r}, got "
-            f"{prefix!r}."
+            f"prefix must be the beginning of a file's name, such as {PREFIX!r}, got {prefix!r}."
         )
 
 
@@ -409,16 +411,13 @@ def _reader(file: File, metadata_path: Path) -> Reader:
     note = f"velora's pair: {size:,} of {rows:,} rows were written"
     notes.note(f"{note}, the oldest is row {start:,}")
     ordered = {
-        name: _ordered_rows(file, name, column, size, start)
-        for name, column in columns.items()
+        name: _ordered_rows(file, name, column, size, start) for name, column in columns.items()
     }
     return PlainReader(file, ordered, notes)
 
 
 def _metadata(metadata_path: Path) -> Json:
-    value = strict_json.parse(
-        files.read_bytes(metadata_path, MAX_NBYTES), str(metadata_path)
-    )
+    value = strict_json.parse(files.read_bytes(metadata_path, MAX_NBYTES), str(metadata_path))
     inner = value.get("buffer", value)
     for key in NUMBERS:
         number = inner.get(key) if isinstance(inner, dict) else None
@@ -435,10 +434,13 @@ def _check(
 ) -> int:
     """Rows of the six tensors, which are as the metadata says."""
     widths = {
-        "states": metadata["state_dim"], "next_states": metadata["state_dim"],
-        "actions": metadata["action_dim"], "hiddens": metadata["hidden_dim"],
-        "rewards": 1, "dones": 1,
-    }  # fmt: skip
+        "states": metadata["state_dim"],
+        "next_states": metadata["state_dim"],
+        "actions": metadata["action_dim"],
+        "hiddens": metadata["hidden_dim"],
+        "rewards": 1,
+        "dones": 1,
+    }
     if set(columns) != set(TENSORS):
         raise FormatError(
             f"{file.path} must hold the tensors {', '.join(TENSORS)} as velora saves "
@@ -461,9 +463,7 @@ def _check(
     return rows
 
 
-def _ordered_rows(
-    file: File, name: str, column: ArrayColumn, size: int, start: int
-) -> ArrayColumn:
+def _ordered_rows(file: File, name: str, column: ArrayColumn, size: int, start: int) -> ArrayColumn:
     """The rows that were written, the oldest first."""
     row, rows = column.row_nbytes, column.shape[0]
     shape = (size,) if name in SINGLE else (size, *column.shape[1:])

@@ -17,12 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.common.location import (
-    BufferLocation,
-    PickledByPath,
-    StrPath,
-    fixed,
-)
+from mmreplay.adapters.common.location import BufferLocation, PickledByPath, StrPath, fixed
 from mmreplay.adapters.common.values import array_of, plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora import save as saved
 from mmreplay.adapters.velora.save import METADATA, BufferConfig
@@ -76,9 +71,7 @@ def _stored(name: str) -> Any:
     def read(self: BufferBase) -> torch.Tensor:
         return self._tensors((name,))[name]
 
-    return property(
-        read, doc=f"A copy of all {name}, float32 ``[capacity, features]``."
-    )
+    return property(read, doc=f"A copy of all {name}, float32 ``[capacity, features]``.")
 
 
 class BufferBase(PickledByPath):
@@ -90,9 +83,7 @@ class BufferBase(PickledByPath):
         (0, torch.Size([100, 2]))
     """
 
-    capacity: int = fixed(
-        "capacity", "Close it, and resize its folder by `mmreplay resize`."
-    )
+    capacity: int = fixed("capacity", "Close it, and resize its folder by `mmreplay resize`.")
     state_dim: int = fixed("state_dim", "Make another buffer.")
     action_dim: int = fixed("action_dim", "Make another buffer.")
     hidden_dim: int = fixed("hidden_dim", "Make another buffer.")
@@ -129,15 +120,15 @@ class BufferBase(PickledByPath):
             FormatError: The folder holds a buffer, and resume is False.
             SchemaError: A number is not positive, or the existing buffer differs.
         """
-        dims = {
-            "state_dim": state_dim, "action_dim": action_dim, "hidden_dim": hidden_dim,
-        }  # fmt: skip
+        dims = {"state_dim": state_dim, "action_dim": action_dim, "hidden_dim": hidden_dim}
         for name, dim in dims.items():
             integer(name, dim, 1, "Give the number of features.")
         self._make(
-            BufferLocation("velora", path, resume), device,
-            (capacity, state_dim, action_dim, hidden_dim), {},
-        )  # fmt: skip
+            BufferLocation("velora", path, resume),
+            device,
+            (capacity, state_dim, action_dim, hidden_dim),
+            {},
+        )
 
     def _make(
         self,
@@ -150,9 +141,7 @@ class BufferBase(PickledByPath):
         self.device = None if device is None else torch.device(device)
         self.home = location
         self._shapes = {name: (dim,) for name, dim in self._dims.items()}
-        schema = Schema(
-            {name: Field((dim,), "float32") for name, dim in self._dims.items()}, ROLES
-        )
+        schema = Schema({name: Field((dim,), "float32") for name, dim in self._dims.items()}, ROLES)
         self._ring: Ring = location.ring(
             schema,
             self.capacity,
@@ -174,9 +163,13 @@ class BufferBase(PickledByPath):
     @property
     def _dims(self) -> dict[str, int]:
         return {
-            "states": self.state_dim, "actions": self.action_dim, "rewards": 1,
-            "next_states": self.state_dim, "dones": 1, "hiddens": self.hidden_dim,
-        }  # fmt: skip
+            "states": self.state_dim,
+            "actions": self.action_dim,
+            "rewards": 1,
+            "next_states": self.state_dim,
+            "dones": 1,
+            "hiddens": self.hidden_dim,
+        }
 
     @property
     def _columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -288,8 +281,7 @@ class BufferBase(PickledByPath):
     def _tensors(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
         found = self._slots(names, 0, self.capacity)
         return {
-            name: torch.from_numpy(array).to(self.device or "cpu")
-            for name, array in found.items()
+            name: torch.from_numpy(array).to(self.device or "cpu") for name, array in found.items()
         }
 
     def _slots(
@@ -328,11 +320,7 @@ class BufferBase(PickledByPath):
 
     @classmethod
     def load(
-        cls,
-        state_path: StrPath,
-        metadata: Mapping[str, Any],
-        *,
-        path: StrPath | None = None,
+        cls, state_path: StrPath, metadata: Mapping[str, Any], *, path: StrPath | None = None
     ) -> Self:
         """Make a buffer of what `save`, here or of velora, wrote.
 
@@ -353,10 +341,7 @@ class BufferBase(PickledByPath):
         numbers = saved.checked(metadata, source)
         capacity, size = numbers["capacity"], numbers["size"]
         oldest = (numbers["position"] - size) % capacity
-        dims = (
-            capacity, numbers["state_dim"], numbers["action_dim"],
-            numbers["hidden_dim"],
-        )  # fmt: skip
+        dims = (capacity, numbers["state_dim"], numbers["action_dim"], numbers["hidden_dim"])
         buffer = cls.__new__(cls)
         with TensorFile(source) as file:
             saved.check_pair(file, numbers)
@@ -416,9 +401,7 @@ class ReplayBuffer(BufferBase):
         if batch_size == 0:
             device = self.device or "cpu"
             shapes = self._dims.items()
-            return BatchExperience(
-                **{n: torch.zeros((0, dim), device=device) for n, dim in shapes}
-            )
+            return BatchExperience(**{n: torch.zeros((0, dim), device=device) for n, dim in shapes})
         batch = self._ring.sample(batch_size, contiguous=True).torch(self.device)
         return BatchExperience(**batch.fields)
 

@@ -101,9 +101,7 @@ def check_loaded(location: BufferLocation, ring: ReplayBuffer) -> None:
     )
 
 
-def row_ranges(
-    oldest: int, size: int, capacity: int, step: int
-) -> list[tuple[int, int]]:
+def row_ranges(oldest: int, size: int, capacity: int, step: int) -> list[tuple[int, int]]:
     """Return rows ``[first, stop)`` in the order they were added, at most step each."""
     edges = [(oldest, min(oldest + size, capacity)), (0, oldest + size - capacity)]
     return [

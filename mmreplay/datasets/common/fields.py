@@ -137,8 +137,7 @@ def check_done(done: str | None) -> None:
     """
     if done not in (None, *ENDS):
         raise SchemaError(
-            f"done must be one of {', '.join(ENDS)}, got {done!r}. Leave it out if you "
-            "do not know."
+            f"done must be one of {', '.join(ENDS)}, got {done!r}. Leave it out if you do not know."
         )
 
 

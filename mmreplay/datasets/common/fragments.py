@@ -105,9 +105,7 @@ class FragmentReader(Reader):
         self._schema = schema
         empty = np.zeros(num_envs, np.int64)
         self.tally = Tally(empty.copy())
-        self._count(
-            default_rows(Description(schema, empty, empty, 1)) // CHUNKS_PER_BLOCK or 1
-        )
+        self._count(default_rows(Description(schema, empty, empty, 1)) // CHUNKS_PER_BLOCK or 1)
         self.tally.add_notes(notes)
         self._description = Description(
             schema=schema,
@@ -123,9 +121,13 @@ class FragmentReader(Reader):
             for chunk in self._chunks(fragment, rows, ()):
                 last = chunk.first + len(chunk.stated) == fragment.steps
                 self.tally.add(
-                    fragment.env_id, chunk.stated, chunk.split, chunk.final,
-                    last=last, is_episode=fragment.is_episode,
-                )  # fmt: skip
+                    fragment.env_id,
+                    chunk.stated,
+                    chunk.split,
+                    chunk.final,
+                    last=last,
+                    is_episode=fragment.is_episode,
+                )
 
     def _check(self, fragment: Fragment) -> None:
         """Refuse a fragment whose columns differ from those of the first one."""
@@ -243,9 +245,7 @@ class FragmentReader(Reader):
         positions = np.arange(head, head + count)
         return Block(columns, np.full(count, env_id), positions, flags)
 
-    def _chunks(
-        self, fragment: Fragment, rows: int, paths: tuple[str, ...]
-    ) -> Iterator[_Chunk]:
+    def _chunks(self, fragment: Fragment, rows: int, paths: tuple[str, ...]) -> Iterator[_Chunk]:
         """Yield the steps of a fragment with some of its columns, and ends."""
         wanted = [path for path in paths if path not in ENDS]
         for first in range(0, fragment.steps, rows):
@@ -259,13 +259,9 @@ class FragmentReader(Reader):
             if wanted and final.any():
                 at_rows = first + np.flatnonzero(final)
                 next_obs = {
-                    p: _at(c, at_rows)
-                    for p, c in fragment.next_obs.items()
-                    if p in columns
+                    p: _at(c, at_rows) for p, c in fragment.next_obs.items() if p in columns
                 }
-            yield _Chunk(
-                first, stated, split, terminated, truncated, final, columns, next_obs
-            )
+            yield _Chunk(first, stated, split, terminated, truncated, final, columns, next_obs)
 
     def close(self) -> None:
         """See `Reader.close`."""
@@ -306,10 +302,7 @@ def episodes(
         steps = stop - first - 1
 
         def ends(low: int, high: int, shift: int = first + 1) -> tuple[Bools, Bools]:
-            return (
-                terminated[low + shift : high + shift],
-                truncated[low + shift : high + shift],
-            )
+            return (terminated[low + shift : high + shift], truncated[low + shift : high + shift])
 
         yield Fragment(
             f"{name}, row {first}",
@@ -349,9 +342,15 @@ class Tally:
     inner: int = 0
 
     def add(
-        self, env_id: int, stated: Bools, split: Bools, final: Bools, *,
-        last: bool, is_episode: bool,
-    ) -> None:  # fmt: skip
+        self,
+        env_id: int,
+        stated: Bools,
+        split: Bools,
+        final: Bools,
+        *,
+        last: bool,
+        is_episode: bool,
+    ) -> None:
         """Count steps.
 
         Args:
@@ -434,10 +433,7 @@ def joined(blocks: list[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     return Block(
-        {
-            path: _together([each.columns[path] for each in blocks])
-            for path in blocks[0].columns
-        },
+        {path: _together([each.columns[path] for each in blocks]) for path in blocks[0].columns},
         np.concatenate([each.env_ids for each in blocks]),
         np.concatenate([each.positions for each in blocks]),
         np.concatenate([each.flags for each in blocks]),
@@ -477,9 +473,7 @@ def _differs(
     )
 
 
-def _disconnected(
-    fragment: Fragment, first: int, stop: int, columns: Mapping[str, Array]
-) -> Bools:
+def _disconnected(fragment: Fragment, first: int, stop: int, columns: Mapping[str, Array]) -> Bools:
     """Steps whose known next observation is not in the next row, bool ``[N]``."""
     apart = np.zeros(stop - first, bool)
     if not fragment.next_obs:

@@ -60,9 +60,7 @@ class ArrayRows:
     def read(self, first: int, stop: int) -> Array:
         """See `Rows.read`."""
         part = self._array[first:stop]
-        return np.ascontiguousarray(part, storage_dtype(self.dtype)).reshape(
-            len(part), *self.shape
-        )
+        return np.ascontiguousarray(part, storage_dtype(self.dtype)).reshape(len(part), *self.shape)
 
 
 class TextRows:

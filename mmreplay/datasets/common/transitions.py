@@ -67,9 +67,9 @@ class TransitionMaker:
         self.observations = schema.role_paths("observation")
         stored = schema.role("next_observation")
         top = schema.role("observation") or ""
-        self._stored = {
-            path: stored + path.removeprefix(top) for path in self.observations
-        } if stored else {}  # fmt: skip
+        self._stored = (
+            {path: stored + path.removeprefix(top) for path in self.observations} if stored else {}
+        )
         left = {*self._stored.values(), schema.role("terminated")}
         left.add(schema.role("truncated"))
         self.paths = tuple(path for path in schema.paths if path not in left)
@@ -102,8 +102,10 @@ class TransitionMaker:
         # A block's arrays are valid until the next block is read.
         self._pending = Block(
             {path: column.copy() for path, column in last.columns.items()},
-            last.env_ids.copy(), last.positions.copy(), last.flags.copy(),
-        )  # fmt: skip
+            last.env_ids.copy(),
+            last.positions.copy(),
+            last.flags.copy(),
+        )
         return self._steps(rows, len(rows) - 1)
 
     def _check_order(self, block: Block) -> None:
@@ -140,9 +142,9 @@ class TransitionMaker:
                 disconnected[: len(behind)] |= _unlike(stored[: len(behind)], following)
                 continue
             seen = rows.columns[path][:count].copy()
-            seen[: len(behind)][follows[: len(behind)]] = rows.columns[path][
-                1 : count + 1
-            ][follows[: len(behind)]]
+            seen[: len(behind)][follows[: len(behind)]] = rows.columns[path][1 : count + 1][
+                follows[: len(behind)]
+            ]
             next_obs[path] = seen[is_step]
         last = ((flags & END) != 0) | ~follows
         return Transitions(
@@ -195,8 +197,7 @@ def _unlike(one: Array, other: Array) -> Bools:
     """Rows that differ in some bit, bool ``[N]``."""
     size = one.itemsize * int(np.prod(one.shape[1:]))
     left, right = (
-        np.ascontiguousarray(each).view(np.uint8).reshape(len(each), size)
-        for each in (one, other)
+        np.ascontiguousarray(each).view(np.uint8).reshape(len(each), size) for each in (one, other)
     )
     unlike: Bools = (left != right).any(axis=1)
     return unlike

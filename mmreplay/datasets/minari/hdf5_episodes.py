@@ -46,9 +46,7 @@ class Hdf5Episodes:
         self.notes = Notes()
         self._spaces, self._jpeg = spaces, jpeg
         self._sections = (*SECTIONS, "infos") if infos else SECTIONS
-        self._hdf5 = Hdf5(
-            folder / HDF5_FILE_NAME, self.notes, allow_expansion=allow_expansion
-        )
+        self._hdf5 = Hdf5(folder / HDF5_FILE_NAME, self.notes, allow_expansion=allow_expansion)
         self._count = count
 
     def names(self) -> list[str]:

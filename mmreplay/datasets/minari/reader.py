@@ -10,13 +10,7 @@ from typing import Protocol
 
 from mmreplay import strict_json
 from mmreplay.convert.base import Notes
-from mmreplay.datasets.common.fields import (
-    Flags,
-    ends_of,
-    make_schema,
-    rename_top,
-    select_metadata,
-)
+from mmreplay.datasets.common.fields import Flags, ends_of, make_schema, rename_top, select_metadata
 from mmreplay.datasets.common.fragments import Fragment, FragmentReader
 from mmreplay.datasets.common.rows import ColumnRows, ShiftedRows, scalar
 from mmreplay.datasets.images import LOSSY
@@ -32,18 +26,26 @@ MAX_NBYTES = 64 << 20
 MAX_EPISODES = 10_000_000
 ENDS = ("terminations", "truncations")
 END_NAMES = {"terminated": "terminations", "truncated": "truncations"}
-NAMES = {
-    "observations": "observation", "actions": "action", "rewards": "reward",
-    "infos": "info",
-}  # fmt: skip
+NAMES = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 """Names of fields in Minari, and here."""
 ID = re.compile(r"([-_\w][-_\w/]*/)?[-_\w]+-v\d+")
 """An id of Minari's: ``(namespace/)name-v0``."""
 METADATA_KEYS = (
-    "dataset_id", "observation_space", "action_space", "env_spec", "author",
-    "author_email", "algorithm_name", "code_permalink", "description", "requirements",
-    "eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score",
-)  # fmt: skip
+    "dataset_id",
+    "observation_space",
+    "action_space",
+    "env_spec",
+    "author",
+    "author_email",
+    "algorithm_name",
+    "code_permalink",
+    "description",
+    "requirements",
+    "eval_env_spec",
+    "ref_min_score",
+    "ref_max_score",
+    "num_episodes_average_score",
+)
 """Keys of the metadata that become user metadata ``minari``."""
 
 
@@ -95,9 +97,8 @@ def open_reader(
         )
     elif kind == "hdf5":
         episodes = Hdf5Episodes(
-            folder, count, spaces, jpeg=jpeg, infos=infos,
-            allow_expansion=allow_expansion,
-        )  # fmt: skip
+            folder, count, spaces, jpeg=jpeg, infos=infos, allow_expansion=allow_expansion
+        )
     else:
         raise FormatError(
             f"{folder / FILE_NAME}: data_format must be hdf5, arrow or parquet, got "
@@ -203,10 +204,13 @@ class MinariReader(FragmentReader):
             f"their order; {' and '.join(ends) or 'nothing'} say how they end"
         )
         super().__init__(
-            self._fragments_of(names, wanted), schema, notes, episodes.close,
+            self._fragments_of(names, wanted),
+            schema,
+            notes,
+            episodes.close,
             user_metadata={"minari": select_metadata(metadata, METADATA_KEYS, notes)},
             own_names=self._own_names,
-        )  # fmt: skip
+        )
         if indices is None:
             self._compare(metadata, len(names))
 
@@ -231,8 +235,11 @@ class MinariReader(FragmentReader):
         columns["rewards"] = scalar(columns["rewards"])
         names = name_fields(
             {own: rename_top(self._episodes.name_of(own), NAMES) for own in columns},
-            name, self._episodes.notes, self._fields, END_NAMES,
-        )  # fmt: skip
+            name,
+            self._episodes.notes,
+            self._fields,
+            END_NAMES,
+        )
         self._own_names = self._own_names or own_names_of(names, END_NAMES)
         columns = {path: columns[own] for own, path in names.items()}
         next_obs = {
@@ -269,8 +276,7 @@ class MinariReader(FragmentReader):
         for key, got in (("total_episodes", episodes), ("total_steps", steps)):
             if metadata.get(key) != got:
                 self.report.doubt(
-                    f"{FILE_NAME} says {key} {str(metadata.get(key))[:40]}, and the "
-                    f"data has {got}"
+                    f"{FILE_NAME} says {key} {str(metadata.get(key))[:40]}, and the data has {got}"
                 )
 
 
@@ -301,6 +307,4 @@ def _checked(indices: Sequence[int], count: int) -> list[int]:
 
 def _root() -> Path:
     """Return the folder of this user's datasets."""
-    return Path(
-        files.expanded(os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets"))
-    )
+    return Path(files.expanded(os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets")))

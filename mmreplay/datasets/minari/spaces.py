@@ -71,12 +71,7 @@ def box(field: Field) -> dict[str, Any]:
 def discrete(minimum: int, maximum: int) -> dict[str, Any]:
     """Return the space of integers up to a maximum, from 0 or a minimum below it."""
     start = min(0, minimum)
-    return {
-        "type": "Discrete",
-        "dtype": "int64",
-        "start": start,
-        "n": maximum - start + 1,
-    }
+    return {"type": "Discrete", "dtype": "int64", "start": start, "n": maximum - start + 1}
 
 
 def nested(leaves: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -87,10 +82,7 @@ def nested(leaves: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     for path, space in leaves.items():
         top, _, rest = path.partition("/")
         tops.setdefault(top, {})[rest] = space
-    return {
-        "type": "Dict",
-        "subspaces": {top: nested(below) for top, below in tops.items()},
-    }
+    return {"type": "Dict", "subspaces": {top: nested(below) for top, below in tops.items()}}
 
 
 def names_of(text: object, path: str) -> list[str]:
@@ -116,9 +108,7 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
     for path, field in fields.items():
         leaf = leaf_of(space, path)
         kind = leaf.get("type") if isinstance(leaf, dict) else None
-        if kind not in ("Box", "Discrete") or (
-            list(leaf.get("shape", [])) != list(field.shape)
-        ):
+        if kind not in ("Box", "Discrete") or (list(leaf.get("shape", [])) != list(field.shape)):
             return False
     return True
 

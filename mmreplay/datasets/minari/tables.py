@@ -72,18 +72,18 @@ class TableEpisodes:
         for path, array in first.items():
             rows = self._rows(window, path, array)
             if rows is None:
-                self.notes.doubt(
-                    f"column {path!r} was left out: {array.type} is no field dtype"
-                )
+                self.notes.doubt(f"column {path!r} was left out: {array.type} is no field dtype")
             elif path.split("/")[0] in ("observations", "infos"):
                 found[path] = rows
             else:
                 found[path] = ShiftedRows(rows, 0, window.count - 1)
         row_nbytes = sum(nbytes_of(rows) for rows in found.values())
         refuse_expansion(
-            self._paths[index], window.count * row_nbytes, self._columns(index),
+            self._paths[index],
+            window.count * row_nbytes,
+            self._columns(index),
             self._allow_expansion,
-        )  # fmt: skip
+        )
         return found
 
     def name_of(self, own: str) -> str:
@@ -126,9 +126,7 @@ class TableEpisodes:
         section, _, below = path.partition("/")
         space = leaf_of(self._spaces.get(section), below)
         field, kind = text_field(space), array.type
-        if field is not None and is_text(
-            kind.value_type if pa.types.is_dictionary(kind) else kind
-        ):
+        if field is not None and is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
             return text_rows(window, path, field)
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
             first = array[0].as_py()

@@ -58,10 +58,7 @@ def open_writer(
 
 
 def planned(
-    description: Description,
-    *,
-    target: Path | None = None,
-    dataset_id: str | None = None,
+    description: Description, *, target: Path | None = None, dataset_id: str | None = None
 ) -> None:
     """Refuse data that cannot be written; see `registry.planned`."""
     refuse_empty(description.rows, WHAT)
@@ -81,20 +78,14 @@ class MinariWriter(StagedWriter):
     """Writes episodes, environment by environment, as groups of one HDF5 file."""
 
     def __init__(
-        self,
-        target: Path,
-        description: Description,
-        overwrite: bool,
-        dataset_id: str | None,
+        self, target: Path, description: Description, overwrite: bool, dataset_id: str | None
     ) -> None:
         self.nbytes = 0
         self.notes = Notes()
         self._id = _checked_id(dataset_id, target)
         self._source_metadata = _source_metadata(description)
         self._fields = description.schema.fields
-        self._maker, self._sections, self._names = _laid_out(
-            description, self._source_metadata
-        )
+        self._maker, self._sections, self._names = _laid_out(description, self._source_metadata)
         self._maker.add_notes(self.notes)
         self._seen = [0, 0]
         self._steps = self._unended = self._disconnected = 0
@@ -195,9 +186,7 @@ class MinariWriter(StagedWriter):
                 "observation differs from the next row"
             )
         if self._unended:
-            self.notes.note(
-                f"{self._unended:,} episodes were cut off without an end: truncated"
-            )
+            self.notes.note(f"{self._unended:,} episodes were cut off without an end: truncated")
         self._close()
         nbytes = (self._folder / MAIN).stat().st_size
         data = json.dumps(self._metadata(nbytes), allow_nan=False).encode()
@@ -275,9 +264,12 @@ class _Episode:
         """Return the attributes of an episode."""
         rewards = np.concatenate(self.rewards).astype(np.float64)
         summary = {
-            "sum": rewards.sum(), "mean": rewards.mean(), "std": rewards.std(),
-            "max": rewards.max(), "min": rewards.min(),
-        }  # fmt: skip
+            "sum": rewards.sum(),
+            "mean": rewards.mean(),
+            "std": rewards.std(),
+            "max": rewards.max(),
+            "min": rewards.min(),
+        }
         stats = {f"rewards_{name}": value for name, value in summary.items()}
         return {"id": self.index, "total_steps": self.steps, **stats}
 
@@ -301,9 +293,7 @@ def _laid_out(
     return maker, sections, names
 
 
-def _sections(
-    description: Description, paths: tuple[str, ...]
-) -> dict[str, tuple[str, str]]:
+def _sections(description: Description, paths: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """Minari's part of each field, and its path below it."""
     schema = description.schema
     found = {}
@@ -321,10 +311,7 @@ def _source_metadata(description: Description) -> Json:
     source_metadata = description.user.get("minari")
     found = dict(source_metadata) if isinstance(source_metadata, dict) else {}
     schema = description.schema
-    for role, key in (
-        ("observation", SPACES["observations"]),
-        ("action", SPACES["actions"]),
-    ):
+    for role, key in (("observation", SPACES["observations"]), ("action", SPACES["actions"])):
         fields = {
             path.removeprefix(schema.role(role) or "").lstrip("/"): schema[path]
             for path in schema.role_paths(role)

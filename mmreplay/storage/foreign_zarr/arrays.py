@@ -84,26 +84,24 @@ class ChunkedReader:
         ]
         for first, stop in _batches(len(wanted), array.chunk_nbytes):
             batch = wanted[first:stop]
-            unpacked = self._take_chunks(
-                array, [coordinates for coordinates, _ in batch]
-            )
+            unpacked = self._take_chunks(array, [coordinates for coordinates, _ in batch])
             for coordinates, some in batch:
-                self._copy(
-                    array, unpacked[coordinates], coordinates[lead:], within, some, out
-                )
+                self._copy(array, unpacked[coordinates], coordinates[lead:], within, some, out)
 
     @staticmethod
     def _copy(
-        array: ForeignArray, chunk: Array, behind: Coordinates, within: list[Ids],
-        some: Ids, out: Array,
-    ) -> None:  # fmt: skip
+        array: ForeignArray,
+        chunk: Array,
+        behind: Coordinates,
+        within: list[Ids],
+        some: Ids,
+        out: Array,
+    ) -> None:
         """Copy what one chunk has of some items into the result."""
         lead = len(within)
         into: list[Any] = [some]
         source: list[Any] = [within_axis[some] for within_axis in within]
-        for at, size, length in zip(
-            behind, array.chunk[lead:], array.shape[lead:], strict=True
-        ):
+        for at, size, length in zip(behind, array.chunk[lead:], array.shape[lead:], strict=True):
             first, stop = at * size, min(length, (at + 1) * size)
             into.append(slice(first, stop))
             source.append(slice(0, stop - first))
@@ -152,16 +150,12 @@ class ChunkedReader:
         plain = lying.transpose(np.argsort(array.order))
         return np.ascontiguousarray(plain, array.dtype.newbyteorder("="))
 
-    def _extents(
-        self, array: ForeignArray, wanted: list[Coordinates]
-    ) -> list[Extent | None]:
+    def _extents(self, array: ForeignArray, wanted: list[Coordinates]) -> list[Extent | None]:
         """Where packed chunks lie; None where there is none."""
         if not array.sharded:
             return [Extent(array.blob(coordinates)) for coordinates in wanted]
         inner = array.inner
-        shards = [
-            tuple(n // size for n, size in zip(p, inner, strict=True)) for p in wanted
-        ]
+        shards = [tuple(n // size for n, size in zip(p, inner, strict=True)) for p in wanted]
         indices = self._take_indices(array, list(dict.fromkeys(shards)))
         extents: list[Extent | None] = []
         for coordinates, shard in zip(wanted, shards, strict=True):
@@ -207,14 +201,10 @@ class ChunkedReader:
         if array.index_checked:
             data, stored = data[:-4], struct.unpack("<I", data[-4:])[0]
             if google_crc32c.value(data) != stored:
-                raise self._damaged(
-                    array, shard, "its index does not match its checksum"
-                )
+                raise self._damaged(array, shard, "its index does not match its checksum")
         return np.frombuffer(data, "<u8").reshape(*array.inner, 2)
 
-    def _damaged(
-        self, array: ForeignArray, coordinates: Coordinates, problem: str
-    ) -> CorruptError:
+    def _damaged(self, array: ForeignArray, coordinates: Coordinates, problem: str) -> CorruptError:
         return CorruptError(
             f"{self._blobs.where}: chunk {list(coordinates)} of array {array.name!r} "
             f"is damaged: {problem}. Restore the group from a copy."

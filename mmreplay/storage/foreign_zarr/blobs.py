@@ -107,8 +107,7 @@ def refuse_many(what: str, count: int) -> None:
     """Refuse a level with too many names."""
     if count > MAX_CHILDREN:
         raise FormatError(
-            f"{what} has more than {MAX_CHILDREN} names. Pass the group that has the "
-            "arrays."
+            f"{what} has more than {MAX_CHILDREN} names. Pass the group that has the arrays."
         )
 
 
@@ -221,18 +220,14 @@ class ZipBlobs(Blobs):
             header = self._file.pread(LOCAL_HEADER.size, start)
             magic, name, extra = LOCAL_HEADER.unpack(header)
             offset = start + LOCAL_HEADER.size + name + extra
-            if magic == b"PK\3\4" and (
-                offset + member.compress_size <= self._file.nbytes
-            ):
+            if magic == b"PK\3\4" and (offset + member.compress_size <= self._file.nbytes):
                 return int(offset)
         raise CorruptError(
             f"{what}: the zip file has no complete member at byte {start}. It is "
             "damaged: restore it from a copy."
         )
 
-    def _inflate(
-        self, member: zipfile.ZipInfo, offset: int, max_nbytes: int, what: str
-    ) -> bytes:
+    def _inflate(self, member: zipfile.ZipInfo, offset: int, max_nbytes: int, what: str) -> bytes:
         size = min(member.compress_size, 2 * max_nbytes + (64 << 10))
         unpacker = zlib.decompressobj(-15)
         try:

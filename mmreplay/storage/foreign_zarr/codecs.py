@@ -41,9 +41,7 @@ class CodecChain:
         names: Names of the codecs, in the order of packing.
     """
 
-    def __init__(
-        self, packing: Sequence[tuple[str, Mapping[str, Any]]], what: str
-    ) -> None:
+    def __init__(self, packing: Sequence[tuple[str, Mapping[str, Any]]], what: str) -> None:
         """Prepare the codecs.
 
         Args:
@@ -189,7 +187,13 @@ def _bytes(data: Any) -> Buffer:
 
 
 UNPACKERS: Mapping[str, Unpack] = {
-    "blosc": _blosc, "zstd": _zstd, "lz4": _lz4, "zlib": _zlib, "gzip": _zlib,
-    "bz2": _bz2, "lzma": _lzma, "crc32c": _crc32c,
-}  # fmt: skip
+    "blosc": _blosc,
+    "zstd": _zstd,
+    "lz4": _lz4,
+    "zlib": _zlib,
+    "gzip": _zlib,
+    "bz2": _bz2,
+    "lzma": _lzma,
+    "crc32c": _crc32c,
+}
 ALLOWED = (*UNPACKERS, *FILTERS)

@@ -40,9 +40,7 @@ def parse(data: bytes, name: str) -> Json:
         value = json.loads(
             data.decode("utf-8"),
             object_pairs_hook=lambda pairs: _unique(pairs, name),
-            parse_int=lambda digits: (
-                int(digits) if len(digits) <= MAX_DIGITS else float(digits)
-            ),
+            parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else float(digits),
         )
     except RecursionError:
         _refuse_depth(name)
@@ -52,8 +50,7 @@ def parse(data: bytes, name: str) -> Json:
         ) from error
     if not isinstance(value, dict):
         raise FormatError(
-            f"{name} must hold a JSON object, got a {type(value).__name__}. Restore it "
-            "from a copy."
+            f"{name} must hold a JSON object, got a {type(value).__name__}. Restore it from a copy."
         )
     _check_depth(value, name)
     return value
@@ -145,13 +142,9 @@ def read(blobs: Blobs) -> Hierarchy:
     root = v3 or v2 or consolidated
     if array is not None or (v3 or {}).get("node_type") == "array":
         raise FormatError(
-            f"{blobs.where} must be a Zarr group, got an array. Pass the group that "
-            "holds it."
+            f"{blobs.where} must be a Zarr group, got an array. Pass the group that holds it."
         )
-    version_key = {
-        3: "zarr_format",
-        2: "zarr_format" if v2 else "zarr_consolidated_format",
-    }
+    version_key = {3: "zarr_format", 2: "zarr_format" if v2 else "zarr_consolidated_format"}
     if root is None or root.get(version_key[version]) not in (1, version):
         got = "nothing" if root is None else f"zarr_format {root.get('zarr_format')!r}"
         raise FormatError(
@@ -164,9 +157,8 @@ def read(blobs: Blobs) -> Hierarchy:
     for name in arrays:
         _check(name, blobs.where)
     return Hierarchy(
-        version, attributes if isinstance(attributes, dict) else {}, arrays,
-        blobs.where,
-    )  # fmt: skip
+        version, attributes if isinstance(attributes, dict) else {}, arrays, blobs.where
+    )
 
 
 def _consolidated(v3: Json | None, v2: Json | None) -> list[tuple[str, Json]] | None:
@@ -225,9 +217,7 @@ def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
 
 def _check(name: str, where: str) -> None:
     """Refuse a name that could lead out of the group."""
-    if any(
-        segment in ("", ".", "..") or "\0" in segment for segment in name.split("/")
-    ):
+    if any(segment in ("", ".", "..") or "\0" in segment for segment in name.split("/")):
         raise FormatError(
             f"{where}: names of arrays must not have empty segments, '.' or '..', got "
             f"{name!r}. The group is damaged or malicious."

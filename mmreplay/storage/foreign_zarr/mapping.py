@@ -14,11 +14,7 @@ from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
-from mmreplay.schema.episode_numbers import (
-    EpisodeChanges,
-    are_numbers,
-    episode_column,
-)
+from mmreplay.schema.episode_numbers import EpisodeChanges, are_numbers, episode_column
 from mmreplay.schema.naming import ENDS, InferredColumns, left_out
 from mmreplay.schema.notes import Notes
 from mmreplay.schema.source_names import join_nested, note_joined
@@ -102,8 +98,7 @@ class GroupMapper:
         columns = self._columns(ends_name)
         ends = None if ends_name is None else self._ends(ends_name)
         kinds = {
-            path: (canonical_name(array.dtype), array.shape[1:])
-            for path, array in columns.items()
+            path: (canonical_name(array.dtype), array.shape[1:]) for path, array in columns.items()
         }
         numbers = episode_column(kinds) if ends is None else ""
         if numbers and kinds[numbers][0].startswith("float"):
@@ -202,8 +197,7 @@ class GroupMapper:
             )
             if "/" not in name or name.startswith(DATA):
                 self.notes.doubt(
-                    f"arrays differ in length; {self.rows} rows were taken to be the "
-                    "steps"
+                    f"arrays differ in length; {self.rows} rows were taken to be the steps"
                 )
         if self.source.fields is not None:
             return of_length
@@ -236,9 +230,7 @@ class GroupMapper:
                 f"in chunks of {array.chunk[0]}. Leave it out with fields=, or copy it "
                 "with larger chunks."
             )
-        out: Array = np.empty(
-            (stop - first, *array.shape[1:]), array.dtype.newbyteorder("=")
-        )
+        out: Array = np.empty((stop - first, *array.shape[1:]), array.dtype.newbyteorder("="))
         self.reader.take(array, [np.arange(first, stop)], out)
         return out.reshape(stop - first)
 
@@ -289,10 +281,7 @@ class GroupMapper:
             yield self._read(array, first, min(first + BLOCK_ROWS, self.rows))
 
     def _flags(
-        self,
-        plain: InferredColumns,
-        columns: Mapping[str, ForeignArray],
-        ends: Ids | None,
+        self, plain: InferredColumns, columns: Mapping[str, ForeignArray], ends: Ids | None
     ) -> NDArray[np.uint8]:
         """Flags of every row."""
         flags = np.zeros(self.rows, np.uint8)
@@ -313,9 +302,7 @@ class GroupMapper:
             inner = int(((flags != 0) & ~last).sum())
             flags[~last] = 0
             untold = last & (flags == 0)
-            flags[untold] = (
-                TERMINATED if self.source.ends == "terminated" else TRUNCATED
-            )
+            flags[untold] = TERMINATED if self.source.ends == "terminated" else TRUNCATED
         if inner:
             self.notes.doubt(
                 f"{inner:,} steps end within what the group calls one episode, and "

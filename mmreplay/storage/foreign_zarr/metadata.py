@@ -112,9 +112,7 @@ def read_array(value: Json, version: int, name: str, what: str) -> ForeignArray:
         _refuse(what, f"data_type {value.get('data_type')!r}", "a name")
     known = V2_DTYPE if version == 2 else V3_DTYPES
     if not isinstance(dtype, str) or not known.fullmatch(dtype):
-        raise SchemaError(
-            f"its items are {str(dtype)[:40]!r}, but a field holds numbers or bools"
-        )
+        raise SchemaError(f"its items are {str(dtype)[:40]!r}, but a field holds numbers or bools")
     canonical_name(dtype)
     shape = value.get("shape")
     if isinstance(shape, list) and len(shape) > MAX_AXES:
@@ -149,9 +147,7 @@ def _parsed(value: Json, version: int, what: str) -> Any:
             "reading Zarr groups needs zarr-python, which is not installed. Run: "
             'pip install "mmreplay[zarr]"'
         ) from error
-    store = storage.MemoryStore(
-        {KEYS[version]: buffer.from_bytes(json.dumps(value).encode())}
-    )
+    store = storage.MemoryStore({KEYS[version]: buffer.from_bytes(json.dumps(value).encode())})
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             # zarr-python warns of codecs that only numcodecs names.
@@ -190,17 +186,21 @@ def _from_v2(metadata: Any, name: str, what: str) -> ForeignArray:
     axes = range(len(metadata.shape))
     order = tuple(axes if metadata.order == "C" else reversed(axes))
     return _bounded_array(
-        metadata, name, what, metadata.chunks, metadata.chunks,
-        metadata.dtype.to_native_dtype(), packing, order,
-    )  # fmt: skip
+        metadata,
+        name,
+        what,
+        metadata.chunks,
+        metadata.chunks,
+        metadata.dtype.to_native_dtype(),
+        packing,
+        order,
+    )
 
 
 def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
     grid = getattr(metadata.chunk_grid, "chunk_shape", None)
     if grid is None:
-        _refuse(
-            what, f"a grid of {type(metadata.chunk_grid).__name__}", "a regular one"
-        )
+        _refuse(what, f"a grid of {type(metadata.chunk_grid).__name__}", "a regular one")
     described = [codec.to_dict() for codec in metadata.codecs]
     chunk, index = grid, None
     if described[0]["name"] == "sharding_indexed":
@@ -212,9 +212,10 @@ def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
         endian = listed[0].get("configuration", {}).get("endian", "little")
         if kinds not in (["bytes"], ["bytes", "crc32c"]) or endian != "little":
             _refuse(
-                what, f"an index packed by {kinds}, {endian} endian",
+                what,
+                f"an index packed by {kinds}, {endian} endian",
                 "bytes, little endian, and crc32c or nothing",
-            )  # fmt: skip
+            )
         first = str(getattr(sharding.index_location, "value", "end")) == "start"
         chunk, index = sharding.chunk_shape, (first, len(kinds) == 2)
         described = [codec.to_dict() for codec in sharding.codecs]
@@ -232,16 +233,20 @@ def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
             _refuse(what, "shards within shards", "one level of them")
         else:
             packing.append((kind.removeprefix("numcodecs."), options))
-    return _bounded_array(
-        metadata, name, what, grid, chunk, dtype, packing, order, index
-    )
+    return _bounded_array(metadata, name, what, grid, chunk, dtype, packing, order, index)
 
 
 def _bounded_array(
-    metadata: Any, name: str, what: str, grid: Sequence[int], chunk: Sequence[int],
-    dtype: np.dtype[np.generic], packing: Sequence[tuple[str, Mapping[str, Any]]],
-    order: tuple[int, ...], index: tuple[bool, bool] | None = None,
-) -> ForeignArray:  # fmt: skip
+    metadata: Any,
+    name: str,
+    what: str,
+    grid: Sequence[int],
+    chunk: Sequence[int],
+    dtype: np.dtype[np.generic],
+    packing: Sequence[tuple[str, Mapping[str, Any]]],
+    order: tuple[int, ...],
+    index: tuple[bool, bool] | None = None,
+) -> ForeignArray:
     """Make the array, its numbers within bounds."""
     shape, grid, chunk = tuple(metadata.shape), tuple(grid), tuple(chunk)
     if not len(shape) == len(grid) == len(chunk) == len(order):
@@ -249,27 +254,34 @@ def _bounded_array(
     lengths = [*shape, *(n - 1 for n in (*grid, *chunk))]
     if not all(0 <= n <= MAX_LENGTH for n in lengths):
         _refuse(
-            what, f"shape {list(shape)} in chunks {list(chunk)}",
+            what,
+            f"shape {list(shape)} in chunks {list(chunk)}",
             f"lengths up to {MAX_LENGTH}, and chunks of at least 1",
-        )  # fmt: skip
+        )
     if any(g % c for g, c in zip(grid, chunk, strict=True)):
         _refuse(what, f"shards of {grid} in chunks of {chunk}", "whole chunks")
     exact = int(np.prod(chunk, dtype=object)) * dtype.itemsize
-    inner = int(
-        np.prod([g // c for g, c in zip(grid, chunk, strict=True)], dtype=object)
-    )
+    inner = int(np.prod([g // c for g, c in zip(grid, chunk, strict=True)], dtype=object))
     if exact > MAX_CHUNK_NBYTES or inner > MAX_INNER:
         _refuse(
-            what, f"chunks of {exact} bytes, {inner} in one stored object",
-            f"at most {MAX_CHUNK_NBYTES} bytes, which are unpacked whole, and "
-            f"{MAX_INNER}",
-        )  # fmt: skip
+            what,
+            f"chunks of {exact} bytes, {inner} in one stored object",
+            f"at most {MAX_CHUNK_NBYTES} bytes, which are unpacked whole, and {MAX_INNER}",
+        )
     value = 0 if metadata.fill_value is None else metadata.fill_value
     return ForeignArray(
-        name, dtype, shape, grid, chunk, CodecChain(packing, what), order,
-        np.asarray(value, dtype.newbyteorder("=")), index is not None,
-        *(index or (False, False)), metadata.encode_chunk_key,
-    )  # fmt: skip
+        name,
+        dtype,
+        shape,
+        grid,
+        chunk,
+        CodecChain(packing, what),
+        order,
+        np.asarray(value, dtype.newbyteorder("=")),
+        index is not None,
+        *(index or (False, False)),
+        metadata.encode_chunk_key,
+    )
 
 
 def _refuse(what: str, got: str, expected: str) -> NoReturn:

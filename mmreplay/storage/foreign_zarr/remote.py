@@ -15,20 +15,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from mmreplay.errors import (
-    CorruptError,
-    FailedError,
-    ForkedError,
-    FormatError,
-    SchemaError,
-)
+from mmreplay.errors import CorruptError, FailedError, ForkedError, FormatError, SchemaError
 from mmreplay.storage.foreign_zarr.blobs import Blobs, Extent, refuse_many, span_of
 
 URL = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
 BUCKET = re.compile(r"[A-Za-z0-9._-]+")
-ENDPOINT = re.compile(
-    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?(/[!-~]*)?"
-)
+ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?(/[!-~]*)?")
 MAX_PORT = 65535
 REQUESTS = 16
 """Requests that run at a time."""
@@ -172,10 +164,7 @@ class RemoteBlobs(Blobs):
         Who may not list a bucket is refused what is not there.
         """
         module = self._module()
-        tasks = [
-            self._pool.submit(self._get, module, Extent(name), max_nbytes)
-            for name in names
-        ]
+        tasks = [self._pool.submit(self._get, module, Extent(name), max_nbytes) for name in names]
         refused: FailedError | None = None
         data_of: list[bytes | None] = []
         for task in tasks:
@@ -202,9 +191,7 @@ class RemoteBlobs(Blobs):
         try:
             got = module.get(self._store, name, options=options)
         except Exception as error:
-            if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(
-                error
-            ):
+            if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
                 return None
             if options and any(mark in str(error) for mark in CUT):
                 needed = -first if first < 0 else first + (nbytes or 0)
@@ -275,9 +262,7 @@ def _check(url: str, bucket: str, endpoint: str | None) -> None:
         )
 
 
-def _options(
-    endpoint: str | None, region: str | None, anonymous: bool
-) -> Mapping[str, Any]:
+def _options(endpoint: str | None, region: str | None, anonymous: bool) -> Mapping[str, Any]:
     """Options of the library's store; it looks the others up in AWS_*."""
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoints = [os.environ[name] for name in named if os.environ.get(name)]

@@ -70,8 +70,7 @@ class ZarrSource(os.PathLike[str]):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise SchemaError(
-                    f"{name} must be a str, got {shown(value)}. Leave it out if you do "
-                    "not know it."
+                    f"{name} must be a str, got {shown(value)}. Leave it out if you do not know it."
                 )
         if not isinstance(self.anonymous, bool):
             raise SchemaError(
@@ -99,10 +98,13 @@ class ZarrSource(os.PathLike[str]):
     def options(self) -> dict[str, object]:
         """What it says beside the location, as options of the format ``zarr``."""
         return {
-            "fields_of": self.fields, "episode_ends": self.episode_ends,
-            "ends": self.ends, "endpoint": self.endpoint, "region": self.region,
+            "fields_of": self.fields,
+            "episode_ends": self.episode_ends,
+            "ends": self.ends,
+            "endpoint": self.endpoint,
+            "region": self.region,
             "anonymous": self.anonymous,
-        }  # fmt: skip
+        }
 
     @property
     def remote(self) -> bool:
@@ -118,17 +120,15 @@ class ZarrSource(os.PathLike[str]):
         """
         if self.remote:
             return RemoteBlobs(
-                self.location, endpoint=self.endpoint, region=self.region,
-                anonymous=self.anonymous,
-            )  # fmt: skip
+                self.location, endpoint=self.endpoint, region=self.region, anonymous=self.anonymous
+            )
         path = Path(self.location)
         if path.is_dir():
             return FolderBlobs(path)
         if path.is_file():
             return ZipBlobs(path)
         raise FormatError(
-            f"{path} must be a Zarr group's folder or zip file, but does not exist. "
-            "Check the path."
+            f"{path} must be a Zarr group's folder or zip file, but does not exist. Check the path."
         )
 
 

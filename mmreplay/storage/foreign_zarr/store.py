@@ -132,9 +132,7 @@ class GroupStore:
             "of it with mmreplay convert."
         )
 
-    def write(
-        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
-    ) -> None:
+    def write(self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]) -> None:
         """Refuse; likewise all that follows."""
         self._refuse()
 
@@ -252,9 +250,7 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
     if autoreset not in AUTORESETS:
         raise checked.refuse("autoreset", f"one of {AUTORESETS}")
     if slots < capacity or slots * num_envs > MAX_ROWS:
-        raise checked.refuse(
-            "slots", f"at least {capacity}, and {MAX_ROWS} in all at most"
-        )
+        raise checked.refuse("slots", f"at least {capacity}, and {MAX_ROWS} in all at most")
     uuid = about.get("uuid")
     if not isinstance(uuid, str) or not re.fullmatch("[0-9a-f]{32}", uuid):
         raise checked.refuse("uuid", "32 hex digits")
@@ -279,25 +275,27 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
     flags = _array(hierarchy, FLAGS_NAME, np.dtype(np.uint8), (), ring)
     user_metadata = about.get("user")
     return SealedGroup(
-        ring, schema, autoreset, first, stop, bytes.fromhex(uuid),
+        ring,
+        schema,
+        autoreset,
+        first,
+        stop,
+        bytes.fromhex(uuid),
         checked.number("generation", 999_999),
         user_metadata if isinstance(user_metadata, dict) else {},
-        arrays, flags,
-    )  # fmt: skip
+        arrays,
+        flags,
+    )
 
 
 def _schema(about: Json, checked: _About, notes: Notes) -> Schema:
     """The fields that the group holds."""
     try:
         stored_schema = Schema.from_json(about.get("schema"), about.get("roles"))
-        mutable = [
-            path for path, field in stored_schema.fields.items() if field.mutable
-        ]
+        mutable = [path for path, field in stored_schema.fields.items() if field.mutable]
         for path in mutable:
             notes.note(f"field {path!r} is mutable, and no group holds it: left out")
-        fields = {
-            p: field for p, field in stored_schema.fields.items() if p not in mutable
-        }
+        fields = {p: field for p, field in stored_schema.fields.items() if p not in mutable}
         roles = {
             role: top
             for role, top in stored_schema.roles.items()
@@ -309,9 +307,8 @@ def _schema(about: Json, checked: _About, notes: Notes) -> Schema:
 
 
 def _array(
-    hierarchy: Hierarchy, name: str, dtype: np.dtype[np.generic],
-    shape: tuple[int, ...], ring: Ring,
-) -> ForeignArray:  # fmt: skip
+    hierarchy: Hierarchy, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], ring: Ring
+) -> ForeignArray:
     wanted = (ring.num_envs, ring.slots, *shape)
     try:
         if name not in hierarchy.arrays:

@@ -203,9 +203,7 @@ def codec_of(sharding: Sharding, itemsize: int) -> ChunkCodec:
     return Checksummed(codec) if sharding.chunk_crc32c else codec
 
 
-def as_json(
-    sharding: Sharding, itemsize: int, kind: str | None = None
-) -> list[dict[str, Any]]:
+def as_json(sharding: Sharding, itemsize: int, kind: str | None = None) -> list[dict[str, Any]]:
     """The inner codecs as a Zarr array's metadata names them.
 
     Args:
@@ -221,10 +219,12 @@ def as_json(
     codecs = [first]
     if sharding.codec == "blosc-lz4":
         options = {
-            "cname": "lz4", "clevel": sharding.level, "blocksize": 0,
+            "cname": "lz4",
+            "clevel": sharding.level,
+            "blocksize": 0,
             "shuffle": ("noshuffle", "shuffle")[shuffle_of(itemsize)],
             "typesize": itemsize,
-        }  # fmt: skip
+        }
         codecs.append({"name": "blosc", "configuration": options})
     elif sharding.codec == "zstd":
         options = {"level": sharding.level, "checksum": False}

@@ -62,9 +62,7 @@ class ZarrStore:
         staging.recycle_pages()
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
-        self._reader = ShardReader(
-            self.path, metadata.ring, staging.maps, policy.advise
-        )
+        self._reader = ShardReader(self.path, metadata.ring, staging.maps, policy.advise)
         self._states = states
         self.sealing = Sealing(folder, metadata, staging, states)
         self._range_rows = self.sealing.range_rows
@@ -86,27 +84,24 @@ class ZarrStore:
             folder, metadata.ring, metadata.schema, metadata.heap_nbytes
         )
         try:
-            return cls(
-                folder, metadata, staging, ShardStates.create(folder, _count(metadata))
-            )
+            return cls(folder, metadata, staging, ShardStates.create(folder, _count(metadata)))
         except BaseException:
             staging.close()
             raise
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        metadata: Metadata,
-        *,
-        writable: bool,
-        policy: ReadPolicy = POLICY,
+        cls, folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy = POLICY
     ) -> ZarrStore:
         """Open the files of a generation; see `DiskStore.open`."""
         staging = MemmapStore.open_rows(
-            folder, metadata.ring, metadata.schema, metadata.heap_nbytes,
-            writable=writable, policy=policy,
-        )  # fmt: skip
+            folder,
+            metadata.ring,
+            metadata.schema,
+            metadata.heap_nbytes,
+            writable=writable,
+            policy=policy,
+        )
         try:
             states = ShardStates.open(
                 folder, _count(metadata), writable=writable, mapped=staging.maps
@@ -118,9 +113,7 @@ class ZarrStore:
             staging.close()
             raise
 
-    def write(
-        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
-    ) -> None:
+    def write(self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]) -> None:
         """Write a batch of rows; see `Store.write`."""
         sealing = self.sealing
         self._seal_published()
@@ -215,17 +208,14 @@ class ZarrStore:
             "mmreplay verify to look for damage."
         )
 
-    def _fetched(
-        self, rows: Ids, paths: Sequence[str]
-    ) -> dict[str, NDArray[np.generic]]:
+    def _fetched(self, rows: Ids, paths: Sequence[str]) -> dict[str, NDArray[np.generic]]:
         """Ask the disk for rows, then copy them out as they are stored."""
         self.prefetch(rows, paths)
         return self.stored(rows, paths)
 
     def take_values(
-        self, path: str, rows: Ids, heap_tails: Ids, heap_heads: Ids,
-        buffer: Callable[[int], Bytes],
-    ) -> tuple[References, Bytes, NDArray[np.bool_]]:  # fmt: skip
+        self, path: str, rows: Ids, heap_tails: Ids, heap_heads: Ids, buffer: Callable[[int], Bytes]
+    ) -> tuple[References, Bytes, NDArray[np.bool_]]:
         """Copy values that vary out, of rows in shards and others.
 
         Args:
@@ -251,9 +241,8 @@ class ZarrStore:
             numbers = self._states.take(range_ids)
             try:
                 taken = self._values_copied(
-                    path, rows, (range_ids, numbers, within), heap_tails, heap_heads,
-                    buffer,
-                )  # fmt: skip
+                    path, rows, (range_ids, numbers, within), heap_tails, heap_heads, buffer
+                )
             except (CorruptError, FailedError):
                 if (self._states.take(range_ids) == numbers).all():
                     raise
@@ -263,9 +252,14 @@ class ZarrStore:
         raise self._starved()
 
     def _values_copied(
-        self, path: str, rows: Ids, ranges: tuple[Ids, Ids, Ids], heap_tails: Ids,
-        heap_heads: Ids, buffer: Callable[[int], Bytes],
-    ) -> tuple[References, Bytes, NDArray[np.bool_]]:  # fmt: skip
+        self,
+        path: str,
+        rows: Ids,
+        ranges: tuple[Ids, Ids, Ids],
+        heap_tails: Ids,
+        heap_heads: Ids,
+        buffer: Callable[[int], Bytes],
+    ) -> tuple[References, Bytes, NDArray[np.bool_]]:
         heap, field, slots = self.heap, self.schema.fields[path], self.ring.slots
         assert heap is not None
         assert field.max_length is not None
@@ -299,12 +293,8 @@ class ZarrStore:
                     some = np.empty(int(nbytes[raw].sum()), np.uint8)
                     heap.take(begins, nbytes[raw], some)
                     starts = np.cumsum(nbytes[raw]) - nbytes[raw]
-                    _copies.copy_spans(
-                        some, starts, nbytes[raw], data, targets[raw], False
-                    )
-                differs = self._reader.take_values(
-                    *where, nbytes[packed], targets[packed], data
-                )
+                    _copies.copy_spans(some, starts, nbytes[raw], data, targets[raw], False)
+                differs = self._reader.take_values(*where, nbytes[packed], targets[packed], data)
                 if not (differs & fits[packed]).any():
                     return references, data, ~fits
             # Once more without these: values lie one after another.
@@ -387,9 +377,7 @@ class ZarrStore:
         oldest = np.maximum(tails, heads - self.ring.capacity)
         self.sealing.settle_last(oldest, heads, seal=seal)
 
-    def prefetch(
-        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
-    ) -> int:
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         range_ids, within = np.divmod(rows, self._range_rows)
         numbers = self._states.take(range_ids)
@@ -406,9 +394,8 @@ class ZarrStore:
             # are read where they are, and waited for.
             with suppress(CorruptError):
                 asked += self._reader.prefetch(
-                    self._arrays[path], range_ids[sealed], numbers[sealed],
-                    within[sealed],
-                )  # fmt: skip
+                    self._arrays[path], range_ids[sealed], numbers[sealed], within[sealed]
+                )
         return asked
 
     @property
@@ -424,9 +411,7 @@ class ZarrStore:
         """Flags of a span; see `Store.flags_between`."""
         return self._staging.flags_between(env_id, first, stop)
 
-    def set(
-        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
-    ) -> None:
+    def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values, which no shard holds; see `Store.set`."""
         self._staging.set(path, rows, values)
 
@@ -434,9 +419,7 @@ class ZarrStore:
         """CRC32C of a block; see `CheckedStore.checksum`."""
         ring = self.ring
         size = ring.block_rows
-        (row, step, count), *_ = ring.split_at_wrap(
-            env_id, block * size, (block + 1) * size
-        )
+        (row, step, count), *_ = ring.split_at_wrap(env_id, block * size, (block + 1) * size)
         rows = np.arange(row, row + step * count, step)
         return checksum(self, self.stored, block * size, rows)
 

@@ -94,9 +94,7 @@ def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
         for path, field in metadata.schema.fields.items()
         if not field.mutable and field.nbytes
     }
-    arrays = {
-        path: _array(path, field, ring, sharding) for path, field in fields.items()
-    }
+    arrays = {path: _array(path, field, ring, sharding) for path, field in fields.items()}
     for path in metadata.schema.varying:
         name = references_of(path)
         array = _array(path, Field((REFERENCE.itemsize,), "uint8"), ring, sharding)
@@ -128,9 +126,14 @@ def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedAr
         )
     codec = codecs.codec_of(sharding, field.numpy.itemsize)
     return ShardedArray(
-        path, path if path == FLAGS_NAME else folder_name(path), field.numpy,
-        field.shape, shard, sharding.chunk(field.nbytes, ring), codec,
-    )  # fmt: skip
+        path,
+        path if path == FLAGS_NAME else folder_name(path),
+        field.numpy,
+        field.shape,
+        shard,
+        sharding.chunk(field.nbytes, ring),
+        codec,
+    )
 
 
 def folder_name(path: str) -> str:
@@ -203,12 +206,17 @@ def about(metadata: Metadata) -> dict[str, Any]:
     """What the group says of its buffer, whatever it says of its rows."""
     ring, schema = metadata.ring, metadata.schema
     return {
-        "uuid": metadata.uuid.hex(), "generation": metadata.generation,
-        "capacity": ring.capacity, "num_envs": ring.num_envs, "slots": ring.slots,
-        "layout": ring.layout, "autoreset": metadata.autoreset,
-        "schema": schema.to_json(), "roles": dict(schema.roles),
+        "uuid": metadata.uuid.hex(),
+        "generation": metadata.generation,
+        "capacity": ring.capacity,
+        "num_envs": ring.num_envs,
+        "slots": ring.slots,
+        "layout": ring.layout,
+        "autoreset": metadata.autoreset,
+        "schema": schema.to_json(),
+        "roles": dict(schema.roles),
         "user": metadata.user,
-    }  # fmt: skip
+    }
 
 
 def group_json(attributes: dict[str, Any]) -> dict[str, Any]:

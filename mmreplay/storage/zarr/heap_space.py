@@ -25,9 +25,7 @@ class SealedHeapSpace(HeapSpace):
 
     ends_rows = False
 
-    def __init__(
-        self, store: ZarrStore, heap: Heap, commit_state: WritableCommitState
-    ) -> None:
+    def __init__(self, store: ZarrStore, heap: Heap, commit_state: WritableCommitState) -> None:
         """Look at one store; see `HeapSpace`."""
         super().__init__(store, heap, commit_state)
         self._sealing = store.sealing
@@ -65,9 +63,7 @@ class SealedHeapSpace(HeapSpace):
         alive_from = self._alive_from(limits)
         firsts = self._unpassed(heads, heap_tails, alive_from)
         stops = complete // self._steps
-        sealed = {
-            env_id: self._sealed(env_id, firsts, stops) for env_id in short.tolist()
-        }
+        sealed = {env_id: self._sealed(env_id, firsts, stops) for env_id in short.tolist()}
         # Before the first byte is given up, as a power cut takes numbers back that
         # were not synced.
         self._sealing.states.file.sync()

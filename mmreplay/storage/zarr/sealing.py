@@ -119,9 +119,7 @@ def free(staging: MemmapStore, row: int, count: int) -> None:
     """Give back the space of rows, but for flags and mutable fields."""
     placement = record_layout(staging.schema)
     names = {
-        name
-        for path, name in placement.large.items()
-        if not staging.schema.fields[path].mutable
+        name for path, name in placement.large.items() if not staging.schema.fields[path].mutable
     }
     for name in staging.space.names:
         if name in names | {RECORDS}:
@@ -157,9 +155,7 @@ def put_back(staging: MemmapStore, row: int, columns: Columns, count: int) -> No
             )
 
 
-def checksum(
-    store: Store, gather: Gather, position: int, rows: NDArray[np.int64]
-) -> int:
+def checksum(store: Store, gather: Gather, position: int, rows: NDArray[np.int64]) -> int:
     """CRC32C of a block's rows, as the memmap engine makes it of its files.
 
     Args:
@@ -226,11 +222,7 @@ class Sealing:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        metadata: Metadata,
-        staging: MemmapStore,
-        states: ShardStates,
+        self, folder: Path, metadata: Metadata, staging: MemmapStore, states: ShardStates
     ) -> None:
         """Seal into the group of a data folder."""
         sharding = metadata.sharding
@@ -252,9 +244,7 @@ class Sealing:
         self._described, self.unsealed = True, False
         range_nbytes = max(1, self.range_rows * metadata.schema.row_nbytes)
         # Every environment may fill a range in the same step.
-        self._most_waiting = max(
-            MAX_WAITING_NBYTES // range_nbytes, 2 * metadata.ring.num_envs + 2
-        )
+        self._most_waiting = max(MAX_WAITING_NBYTES // range_nbytes, 2 * metadata.ring.num_envs + 2)
 
     @property
     def _time_major(self) -> bool:
@@ -319,8 +309,7 @@ class Sealing:
             return False
         first, slots = range_id * self.range_rows, self._ring.slots
         if not any(
-            row <= first and first + self._wide <= row + stop - start
-            for row, start, stop in runs
+            row <= first and first + self._wide <= row + stop - start for row, start, stop in runs
         ):
             return False
         if self._time_major:
@@ -418,9 +407,10 @@ class Sealing:
         self._sealer.drain()
         if self._sealer.failure is None:
             state = {
-                "first": first.tolist(), "stop": stop.tolist(),
+                "first": first.tolist(),
+                "stop": stop.tolist(),
                 "sealed": self._sealed(first, stop).tolist(),
-            }  # fmt: skip
+            }
             self.unsealed = True
             self.refuse_removed()
             group.write_group(self._folder, self._metadata, state)
@@ -429,9 +419,7 @@ class Sealing:
             if seal:
                 # Rows before the first in its block have space: they are summed.
                 block = self._ring.block_rows
-                alive_before = (
-                    self._alive(first // block * block, stop) if fresh else None
-                )
+                alive_before = self._alive(first // block * block, stop) if fresh else None
                 # The group is complete now; if a sync fails, the commit raises it.
                 with suppress(OSError):
                     self._give_back(stop, alive_before)
@@ -539,9 +527,7 @@ class Sealing:
         if failure is not None:
             reason = str(failure).rstrip(".") or type(failure).__name__
             number = failure.errno if isinstance(failure, OSError) else None
-            raise ShardError(
-                f"cannot seal {path}: {reason}", errno_=number
-            ) from failure
+            raise ShardError(f"cannot seal {path}: {reason}", errno_=number) from failure
 
     def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them).

@@ -29,13 +29,7 @@ from mmreplay import kernels
 from mmreplay.disk import files
 from mmreplay.disk.files import AHEAD_NBYTES, File, rename
 from mmreplay.episodes import TERMINATED, TRUNCATED
-from mmreplay.errors import (
-    OR_REPAIR,
-    OUT_OF_FILES,
-    CorruptError,
-    FailedError,
-    FormatError,
-)
+from mmreplay.errors import OR_REPAIR, OUT_OF_FILES, CorruptError, FailedError, FormatError
 from mmreplay.format.heap import legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
 from mmreplay.process import run_both
@@ -150,9 +144,7 @@ class ChunksAhead:
         """Whether a chunk of some of the rows is not in memory."""
         some = rows[:: max(1, len(rows) // SAMPLED_ROWS)]
         return not all(
-            pages.cached(start)
-            for pages, starts, _ in extents(some)
-            for start in starts.tolist()
+            pages.cached(start) for pages, starts, _ in extents(some) for start in starts.tolist()
         )
 
 
@@ -242,9 +234,7 @@ class Shard:
         pages: Of its mapping, if there is one.
     """
 
-    def __init__(
-        self, file: File, array: ShardedArray, mapped: bool, advise: Advise
-    ) -> None:
+    def __init__(self, file: File, array: ShardedArray, mapped: bool, advise: Advise) -> None:
         """Read and check the index; the file is the shard's own from here on.
 
         Raises:
@@ -288,9 +278,7 @@ class Shard:
         extents = extents[extents[:, 0] != MISSING].astype(np.int64)
         return extents[:, 0], extents.sum(1)
 
-    def unpack(
-        self, array: ShardedArray, extent: list[int], out: NDArray[np.uint8]
-    ) -> None:
+    def unpack(self, array: ShardedArray, extent: list[int], out: NDArray[np.uint8]) -> None:
         """Fill out, uint8, with the bytes of a chunk.
 
         Args:
@@ -308,8 +296,7 @@ class Shard:
             array.codec.unpack(self.packed(extent), out)
         except UNREADABLE as error:
             raise self.damaged(
-                f"the chunk at byte {extent[0]} does not unpack to {len(out)} bytes: "
-                f"{error}"
+                f"the chunk at byte {extent[0]} does not unpack to {len(out)} bytes: {error}"
             ) from error
 
     def unpack_values(self, array: ShardedArray, extent: list[int]) -> ValueChunk:
@@ -357,8 +344,7 @@ class Shard:
     def damaged(self, problem: str) -> CorruptError:
         """The error for a shard that cannot be read."""
         return CorruptError(
-            f"shard {self.path} is damaged: {problem}. Restore it from a "
-            f"copy{OR_REPAIR}."
+            f"shard {self.path} is damaged: {problem}. Restore it from a copy{OR_REPAIR}."
         )
 
 
@@ -380,9 +366,15 @@ class ShardReader:
         self._values = ChunkCache[ChunkKey, ValueChunk](CACHE_NBYTES)
 
     def take_values(
-        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids,
-        nbytes: Ids, targets: Ids, out: Bytes,
-    ) -> NDArray[np.bool_]:  # fmt: skip
+        self,
+        array: ShardedArray,
+        range_ids: Ids,
+        entries: Ids,
+        within: Ids,
+        nbytes: Ids,
+        targets: Ids,
+        out: Bytes,
+    ) -> NDArray[np.bool_]:
         """Copy values that vary out.
 
         Args:
@@ -403,15 +395,13 @@ class ShardReader:
             differs[some] = chunk.offsets[inner + 1] - begins != nbytes[some]
             fits = ~differs[some]
             _copies.copy_spans(
-                chunk.data, begins[fits], nbytes[some][fits], out, targets[some][fits],
-                False,
-            )  # fmt: skip
+                chunk.data, begins[fits], nbytes[some][fits], out, targets[some][fits], False
+            )
         return differs
 
     def differing(
-        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids,
-        nbytes: Ids,
-    ) -> NDArray[np.bool_]:  # fmt: skip
+        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids, nbytes: Ids
+    ) -> NDArray[np.bool_]:
         """Compare the lengths of values that vary, without a copy; see `take_values`.
 
         Returns:
@@ -473,12 +463,7 @@ class ShardReader:
                 flat[items] = unpacked
 
     def _packed(
-        self,
-        array: ShardedArray,
-        groups: Sequence[Ids],
-        range_ids: Ids,
-        entries: Ids,
-        chunks: Ids,
+        self, array: ShardedArray, groups: Sequence[Ids], range_ids: Ids, entries: Ids, chunks: Ids
     ) -> list[Packed] | None:
         """The chunks of items, in their order; None for more shards than may be open.
 
@@ -489,9 +474,7 @@ class ShardReader:
         packed: dict[int, Packed] = {}
         for some in groups:
             try:
-                shard = self._shard(
-                    array, int(range_ids[some[0]]), int(entries[some[0]])
-                )
+                shard = self._shard(array, int(range_ids[some[0]]), int(entries[some[0]]))
             except FailedError as error:
                 if error.errno not in OUT_OF_FILES or len(groups) == 1:
                     raise
@@ -516,14 +499,10 @@ class ShardReader:
         keys = range_ids * array.num_chunks + chunks
         for some in _groups(order, keys[order]):
             item = some[0]
-            range_id, entry, chunk = (
-                int(range_ids[item]), int(entries[item]), int(chunks[item]),
-            )  # fmt: skip
+            range_id, entry, chunk = (int(range_ids[item]), int(entries[item]), int(chunks[item]))
             out[some] = self._chunk(array, range_id, entry, chunk)[inner[some]]
 
-    def prefetch(
-        self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids
-    ) -> int:
+    def prefetch(self, array: ShardedArray, range_ids: Ids, entries: Ids, within: Ids) -> int:
         """Ask the disk for the rows' chunks, where some of a sample are missing.
 
         Args:
@@ -558,9 +537,7 @@ class ShardReader:
         chunk = env // envs * (steps // size) + step // size
         return chunk, env % envs * size + step % size
 
-    def _chunk(
-        self, array: ShardedArray, range_id: int, entry: int, chunk: int
-    ) -> Array:
+    def _chunk(self, array: ShardedArray, range_id: int, entry: int, chunk: int) -> Array:
         """A decoded chunk, ``[rows, *shape]``."""
         key = (array.name, range_id, entry, chunk)
         rows = self._chunks.get(key)
@@ -647,9 +624,7 @@ def _groups(order: Ids, keys: Ids) -> Iterator[Ids]:
 Packed = tuple[Shard, list[int]]
 
 
-def unpack_all(
-    array: ShardedArray, packed: Sequence[Packed], out: NDArray[np.uint8]
-) -> None:
+def unpack_all(array: ShardedArray, packed: Sequence[Packed], out: NDArray[np.uint8]) -> None:
     """Unpack chunks, on a second thread too where that is sooner.
 
     Args:
@@ -667,9 +642,7 @@ def unpack_all(
         )
 
 
-def _unpack_some(
-    array: ShardedArray, packed: Sequence[Packed], out: NDArray[np.uint8]
-) -> None:
+def _unpack_some(array: ShardedArray, packed: Sequence[Packed], out: NDArray[np.uint8]) -> None:
     if all(extent[0] != MISSING for _, extent in packed):
         # One by one below, to tell which of them is damaged.
         with suppress(*UNREADABLE):
@@ -709,9 +682,7 @@ class ShardStates:
             raise
 
     @classmethod
-    def open(
-        cls, folder: Path, count: int, *, writable: bool, mapped: bool
-    ) -> ShardStates:
+    def open(cls, folder: Path, count: int, *, writable: bool, mapped: bool) -> ShardStates:
         """Open the file, after checking its size."""
         nbytes = count * DTYPE.itemsize
         file = File.open(folder / FILE_NAME, nbytes, writable=writable)
@@ -819,9 +790,7 @@ class ShardMaker:
         for array in self._arrays.values():
             files.remove_tree(self._path(array, range_id))
 
-    def compression(
-        self, range_ids: NDArray[np.int64], rows: int
-    ) -> dict[str, tuple[int, int]]:
+    def compression(self, range_ids: NDArray[np.int64], rows: int) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of some ranges' shards, bytes of the rows in them)."""
         nbytes_of = {}
         for path, array in self._arrays.items():
@@ -880,10 +849,7 @@ class ShardMaker:
         env_id, slot = divmod(int(rows[0]), ring.slots)
         ids = np.full(len(rows), env_id)
         before = self.bounds()
-        fits = legal(
-            references, field, heap.nbytes, before.heap_tails[ids],
-            before.heap_heads[ids],
-        )  # fmt: skip
+        fits = legal(references, field, heap.nbytes, before.heap_tails[ids], before.heap_heads[ids])
         references[~fits] = np.zeros((), REFERENCE)
         nbytes = nbytes_of(references, field)
         data = np.empty(int(nbytes.sum()), np.uint8)

@@ -20,11 +20,7 @@ Bytes = NDArray[np.uint8]
 NUMBER_NBYTES = 4
 MAX_NBYTES = (1 << 31) - (1 << 16)
 """The longest value, whose chunk Blosc can still pack."""
-DATA_TYPES = {
-    "text": "string",
-    "bytes": "variable_length_bytes",
-    "array": "variable_length_bytes",
-}
+DATA_TYPES = {"text": "string", "bytes": "variable_length_bytes", "array": "variable_length_bytes"}
 """Zarr's data type of a field's array, by the field's kind."""
 
 _copies = kernels.load("copies")
@@ -139,9 +135,7 @@ def decode(chunk: Bytes, rows: int, field: Field) -> ValueChunk:
     offsets = np.zeros(rows + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     data = np.empty(int(offsets[-1]), np.uint8)
-    _copies.copy_spans(
-        chunk, np.array(begins, np.int64), lengths, data, offsets[:-1], False
-    )
+    _copies.copy_spans(chunk, np.array(begins, np.int64), lengths, data, offsets[:-1], False)
     if field.kind == "text":
         _check_text(data, offsets)
     return ValueChunk(data, offsets)

@@ -70,19 +70,29 @@ def modules():
         __qualname__ = "ReplayBuffer"
 
         def __init__(
-            self, data_spec, num_environments, max_length=1024,
-            num_earliest_frames_ignored=0, prioritized_sampling=False,
-            initial_priority=1.0, recent_data_steps=1, recent_data_ratio=0.0,
-            with_replacement=False, device="cpu", allow_multiprocess=False,
-            keep_episodic_info=None, record_episodic_return=False,
-            default_return=-1000.0, gamma=0.99, reward_clip=None,
-            enable_checkpoint=False, name="ReplayBuffer",
-        ):  # fmt: skip
+            self,
+            data_spec,
+            num_environments,
+            max_length=1024,
+            num_earliest_frames_ignored=0,
+            prioritized_sampling=False,
+            initial_priority=1.0,
+            recent_data_steps=1,
+            recent_data_ratio=0.0,
+            with_replacement=False,
+            device="cpu",
+            allow_multiprocess=False,
+            keep_episodic_info=None,
+            record_episodic_return=False,
+            default_return=-1000.0,
+            gamma=0.99,
+            reward_clip=None,
+            enable_checkpoint=False,
+            name="ReplayBuffer",
+        ):
             raise NotImplementedError("alf's own")
 
-        def gather_all(
-            self, ignore_earliest_frames=False, convert_to_default_device=True
-        ):
+        def gather_all(self, ignore_earliest_frames=False, convert_to_default_device=True):
             raise NotImplementedError("alf's own")
 
         gather_all.__qualname__ = "ReplayBuffer.gather_all"
@@ -91,9 +101,13 @@ def modules():
     theirs = configuration.configurable(ReplayBuffer)
     found = {}
     for name in (
-        "alf", "alf.experience_replayers", PACKAGE, "alf.algorithms",
-        "alf.algorithms.rl_algorithm", "alf.algorithms.data_transformer",
-    ):  # fmt: skip
+        "alf",
+        "alf.experience_replayers",
+        PACKAGE,
+        "alf.algorithms",
+        "alf.algorithms.rl_algorithm",
+        "alf.algorithms.data_transformer",
+    ):
         found[name] = module = ModuleType(name)
         module.__path__ = []
         parent, _, child = name.rpartition(".")

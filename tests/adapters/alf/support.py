@@ -68,9 +68,8 @@ def episodic(path=None, length=10, **options):
     """A buffer of one environment that tells everything of its episodes."""
     given = {"default_return": -7.0, "gamma": 0.5} | options
     return ReplayBuffer(
-        SPEC, 1, length, keep_episodic_info=True, record_episodic_return=True,
-        path=path, **given,
-    )  # fmt: skip
+        SPEC, 1, length, keep_episodic_info=True, record_episodic_return=True, path=path, **given
+    )
 
 
 def rows_of(buffer, env_id=0):
@@ -85,18 +84,14 @@ def returns(buffer):
     found = {}
     while len(found) < int(buffer.total_size):
         _, info = buffer.get_batch(int(buffer.total_size), 1)
-        found |= dict(
-            zip(info.positions.tolist(), info.discounted_return.tolist(), strict=True)
-        )
+        found |= dict(zip(info.positions.tolist(), info.discounted_return.tolist(), strict=True))
     return [found[position] for position in sorted(found)]
 
 
 def equal(ours, theirs):
     """Whether two nests hold the same numbers, of the same dtypes."""
     if isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(
-            equal(ours[key], theirs[key]) for key in theirs
-        )
+        return ours.keys() == theirs.keys() and all(equal(ours[key], theirs[key]) for key in theirs)
     if isinstance(theirs, list | tuple):
         return type(ours) is type(theirs) and all(
             equal(a, b) for a, b in zip(ours, theirs, strict=True)

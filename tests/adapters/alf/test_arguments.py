@@ -91,19 +91,33 @@ def test_episodes_are_stored_by_default_where_frames_are_ignored():
     zeros = torch.zeros(1, dtype=torch.int64)
     kept = filled(num_earliest_frames_ignored=2)
     assert kept.get_episode_begin_position(zeros + 5, zeros).tolist() == [0]
-    for options in (
-        {},
-        {"num_earliest_frames_ignored": 2, "keep_episodic_info": False},
-    ):
+    for options in ({}, {"num_earliest_frames_ignored": 2, "keep_episodic_info": False}):
         with pytest.raises(AssertionError, match="keep_episodic_info"):
             filled(**options).get_episode_begin_position(zeros + 5, zeros)
 
 
 def test_all_arguments_may_be_positional(tmp_path):
     buffer = ReplayBuffer(
-        SPEC, 1, ROWS, 1, True, 2.0, 3, 0.5, True, "cpu", True, True, True, -3.0, 0.5,
-        (-1.0, 1.0), True, "mine", path=tmp_path / "ring",
-    )  # fmt: skip
+        SPEC,
+        1,
+        ROWS,
+        1,
+        True,
+        2.0,
+        3,
+        0.5,
+        True,
+        "cpu",
+        True,
+        True,
+        True,
+        -3.0,
+        0.5,
+        (-1.0, 1.0),
+        True,
+        "mine",
+        path=tmp_path / "ring",
+    )
     for number in range(ROWS):
         buffer.add_batch(rows([FIRST if number == 0 else MID], [1.0], [9.0]))
     batch, info = buffer.get_batch(8, 2)

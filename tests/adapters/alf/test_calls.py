@@ -104,10 +104,7 @@ def test_the_oldest_rows_are_removed_in_order():
     assert buffer.current_size.tolist() == [1, 4, 1]
     assert buffer.get_earliest_position().tolist() == [5, 2, 5]
     assert buffer.get_current_position().tolist() == [6, 6, 6]
-    assert (buffer.has_data(n=2), buffer.has_data(torch.tensor([1]), 4)) == (
-        False,
-        True,
-    )
+    assert (buffer.has_data(n=2), buffer.has_data(torch.tensor([1]), 4)) == (False, True)
     assert (buffer.has_space(), buffer.has_space(torch.tensor([0]))) == (False, True)
     with refused("cannot dequeue 2 rows: environment 0 holds 1"):
         buffer.dequeue(n=2)
@@ -182,9 +179,7 @@ def test_priorities_that_cannot_be_are_refused_and_late_ones_left_out():
         buffer.get_batch(1, 2)
     counted(buffer, 6, 1)
     zero = torch.tensor([0])
-    with refused(
-        "priorities must be finite float32 numbers of at least 0, got -1.0 at 0"
-    ):
+    with refused("priorities must be finite float32 numbers of at least 0, got -1.0 at 0"):
         buffer.update_priority(zero, torch.tensor([3]), torch.tensor([-1.0]))
     with refused("was never written: positions must be"):
         buffer.update_priority(zero, torch.tensor([6]), torch.ones(1))
@@ -243,9 +238,8 @@ def test_returns_need_episodes_and_the_leaves_that_tell_them():
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
 def test_recent_steps_and_priorities_go_together(ratio):
     buffer = ReplayBuffer(
-        SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=ratio,
-        recent_data_steps=4,
-    )  # fmt: skip
+        SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=ratio, recent_data_steps=4
+    )
     counted(buffer, 64, 1)
     _, info = buffer.get_batch(int(4 / ratio), 1)
     assert sorted(set(info.positions[:4].tolist())) == [60, 61, 62, 63]
@@ -255,9 +249,8 @@ def test_recent_steps_and_priorities_go_together(ratio):
 
 def test_recent_steps_keep_their_weight_with_priorities():
     buffer = ReplayBuffer(
-        SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=0.5,
-        recent_data_steps=4,
-    )  # fmt: skip
+        SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=0.5, recent_data_steps=4
+    )
     counted(buffer, 64, 1)
     _, info = buffer.get_batch(8, 1)
     assert info.positions[:4].tolist() == [60, 61, 62, 63]
@@ -280,9 +273,7 @@ def test_rows_that_are_refused_end_no_episode(envs):
     with refused("field 'step/reward'", RuntimeError):
         buffer.add_batch(wrong)
     with refused("field 'step/reward'", RuntimeError):
-        buffer.add_batch(
-            rows([FIRST], [1.0], [1.0])._replace(reward=torch.ones(1, 5)), last
-        )
+        buffer.add_batch(rows([FIRST], [1.0], [1.0])._replace(reward=torch.ones(1, 5)), last)
     buffer.add_batch(rows([MID] * envs, one, one))
     ring = buffer._core.buffer
     for env_id in range(envs):
@@ -301,9 +292,7 @@ def test_a_data_buffer_keeps_the_newest_rows():
     # As in alf, of a batch longer than the buffer only what is kept is counted.
     assert int(buffer.current_pos) == 3 + 4
     assert buffer.get_all().reward.tolist() == [8, 9, 10, 11]
-    assert buffer.get_batch_by_indices(torch.tensor([0, 3, 0])).reward.tolist() == [
-        8, 11, 8,
-    ]  # fmt: skip
+    assert buffer.get_batch_by_indices(torch.tensor([0, 3, 0])).reward.tolist() == [8, 11, 8]
     assert set(buffer.get_batch(100).reward.tolist()) == {8, 9, 10, 11}
     with refused("is not in the buffer"):
         buffer.get_batch_by_indices(torch.tensor([4]))
@@ -352,19 +341,28 @@ def test_a_folder_is_reported_retained_and_not_overwritten(tmp_path, monkeypatch
 
 def test_arguments_are_alfs_in_its_order_and_two_of_our_own_by_name():
     parameters = inspect.signature(ReplayBuffer).parameters.values()
-    positional = {
-        p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD
-    }
+    positional = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
     empty = inspect.Parameter.empty
     assert list(positional.items()) == [
-        ("data_spec", empty), ("num_environments", empty), ("max_length", 1024),
-        ("num_earliest_frames_ignored", 0), ("prioritized_sampling", False),
-        ("initial_priority", 1.0), ("recent_data_steps", 1), ("recent_data_ratio", 0.0),
-        ("with_replacement", False), ("device", "cpu"), ("allow_multiprocess", False),
-        ("keep_episodic_info", None), ("record_episodic_return", False),
-        ("default_return", -1000.0), ("gamma", 0.99), ("reward_clip", None),
-        ("enable_checkpoint", False), ("name", "ReplayBuffer"),
-    ]  # fmt: skip
+        ("data_spec", empty),
+        ("num_environments", empty),
+        ("max_length", 1024),
+        ("num_earliest_frames_ignored", 0),
+        ("prioritized_sampling", False),
+        ("initial_priority", 1.0),
+        ("recent_data_steps", 1),
+        ("recent_data_ratio", 0.0),
+        ("with_replacement", False),
+        ("device", "cpu"),
+        ("allow_multiprocess", False),
+        ("keep_episodic_info", None),
+        ("record_episodic_return", False),
+        ("default_return", -1000.0),
+        ("gamma", 0.99),
+        ("reward_clip", None),
+        ("enable_checkpoint", False),
+        ("name", "ReplayBuffer"),
+    ]
     named = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     assert named == {"path": None, "resume": False}
     assert float(ReplayBuffer.ONE_MINUS) == 0.9999998807907104

@@ -27,11 +27,9 @@ class Experience(NamedTuple):
 
 
 SPEC = Experience(
-    TimeStep(
-        Spec((), torch.int32), Spec(), Spec(), Spec((4,)), Spec((), torch.int64)
-    ),
+    TimeStep(Spec((), torch.int32), Spec(), Spec(), Spec((4,)), Spec((), torch.int64)),
     Spec((), torch.int64),
-)  # fmt: skip
+)
 
 
 def recorded():
@@ -53,11 +51,14 @@ def recorded():
             action = int(rng.integers(2))
             rows.append(
                 {
-                    "step_type": kind, "reward": reward, "discount": discount,
-                    "observation": observation, "prev_action": previous,
+                    "step_type": kind,
+                    "reward": reward,
+                    "discount": discount,
+                    "observation": observation,
+                    "prev_action": previous,
                     "action": action,
                 }
-            )  # fmt: skip
+            )
             previous = action
         env.close()
         found.append(rows)
@@ -66,8 +67,7 @@ def recorded():
 
 def batch_of(rows):
     stacked = {
-        name: torch.as_tensor(np.stack([np.asarray(row[name]) for row in rows]))
-        for name in rows[0]
+        name: torch.as_tensor(np.stack([np.asarray(row[name]) for row in rows])) for name in rows[0]
     }
     time_step = TimeStep(
         stacked["step_type"].to(torch.int32),
@@ -82,18 +82,30 @@ def batch_of(rows):
 def test_what_was_recorded_is_drawn(tmp_path):
     stream = recorded()
     buffer = ReplayBuffer(
-        SPEC, NUM_ENVS, LENGTH, prioritized_sampling=True, keep_episodic_info=True,
-        record_episodic_return=True, gamma=GAMMA, path=tmp_path / "cart",
-    )  # fmt: skip
+        SPEC,
+        NUM_ENVS,
+        LENGTH,
+        prioritized_sampling=True,
+        keep_episodic_info=True,
+        record_episodic_return=True,
+        gamma=GAMMA,
+        path=tmp_path / "cart",
+    )
     for step in range(STEPS):
         buffer.add_batch(batch_of([rows[step] for rows in stream]))
         if step == STEPS // 2:
             buffer.close()
             buffer = ReplayBuffer(
-                SPEC, NUM_ENVS, LENGTH, prioritized_sampling=True,
-                keep_episodic_info=True, record_episodic_return=True, gamma=GAMMA,
-                path=tmp_path / "cart", resume=True,
-            )  # fmt: skip
+                SPEC,
+                NUM_ENVS,
+                LENGTH,
+                prioritized_sampling=True,
+                keep_episodic_info=True,
+                record_episodic_return=True,
+                gamma=GAMMA,
+                path=tmp_path / "cart",
+                resume=True,
+            )
             # The run broke off: what follows is of another episode.
             for rows in stream:
                 rows[step]["step_type"] = LAST
@@ -111,13 +123,9 @@ def test_what_was_recorded_is_drawn(tmp_path):
         wanted = np.stack([row["observation"] for row in window])
         assert np.array_equal(data.time_step.observation[place].numpy(), wanted)
         assert data.action[place].tolist() == [row["action"] for row in window]
-        begin = 1 + max(
-            [-1, *(p for p in range(first) if rows[p]["step_type"] == LAST)]
-        )
+        begin = 1 + max([-1, *(p for p in range(first) if rows[p]["step_type"] == LAST)])
         assert int(begins[place]) == begin
-        wanted = next(
-            (p for p in range(first, STEPS) if rows[p]["step_type"] == LAST), STEPS - 1
-        )
+        wanted = next((p for p in range(first, STEPS) if rows[p]["step_type"] == LAST), STEPS - 1)
         assert int(left[place]) == wanted - first
         check_return(rows, first, wanted, float(info.discounted_return[place]))
     buffer.close()
@@ -129,6 +137,4 @@ def check_return(rows, first, last, discounted):
         assert discounted == -1000
     else:
         # float32 of a sum of at most 25 terms below 10.
-        assert discounted == pytest.approx(
-            sum(GAMMA**k for k in range(last - first)), 1e-6
-        )
+        assert discounted == pytest.approx(sum(GAMMA**k for k in range(last - first)), 1e-6)

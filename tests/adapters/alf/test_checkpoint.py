@@ -20,10 +20,7 @@ def written(heads, sizes, masses=None):
     whole = {name: [] for name in names}
     for head in heads:
         # The newest row of each slot; what was never written is 99.
-        told = [
-            max((p for p in range(head) if p % LENGTH == s), default=99)
-            for s in range(LENGTH)
-        ]
+        told = [max((p for p in range(head) if p % LENGTH == s), default=99) for s in range(LENGTH)]
         batch = rows([1] * LENGTH, [1.0] * LENGTH, told)
         seen = batch.observation
         leaves = [*batch[:3], seen["image"], seen["rest"][0], seen["rest"][1][0]]
@@ -57,10 +54,12 @@ def test_priorities_follow_their_rows():
     weights = {
         (e, p): round(w / float(info.importance_weights.min()), 3)
         for e, p, w in zip(
-            info.env_ids.tolist(), info.positions.tolist(),
-            info.importance_weights.tolist(), strict=True,
+            info.env_ids.tolist(),
+            info.positions.tolist(),
+            info.importance_weights.tolist(),
+            strict=True,
         )
-    }  # fmt: skip
+    }
     ratios = {(0, 0): 3, (0, 1): 4, (0, 2): 5, (0, 3): 1, (1, 0): 7}
     assert weights == pytest.approx(ratios)
 

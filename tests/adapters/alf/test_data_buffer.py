@@ -142,10 +142,7 @@ def test_a_resumed_buffer_goes_on_where_it_was(tmp_path):
     buffer.add_batch(batch(range(7)))
     buffer.dequeue(n=2)
     buffer.close()
-    again, lists = (
-        DataBuffer(SPEC, LENGTH, path=tmp_path / "b", resume=True),
-        Lists(LENGTH),
-    )
+    again, lists = (DataBuffer(SPEC, LENGTH, path=tmp_path / "b", resume=True), Lists(LENGTH))
     lists.add_batch(range(7))
     lists.dequeue(2)
     compare(again, lists)

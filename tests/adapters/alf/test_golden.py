@@ -10,48 +10,56 @@ from mmreplay.adapters.alf import (
     SegmentTree,
     SumSegmentTree,
 )
-from tests.adapters.alf.support import (
-    MID,
-    SPEC,
-    counted,
-    episodic,
-    returns,
-    rows_of,
-    story,
-)
+from tests.adapters.alf.support import MID, SPEC, counted, episodic, returns, rows_of, story
 from tests.adapters.alf.support import rows as make_rows
 
 UNKNOWN = -7.0
 
 STORIES = {
     "two episodes": (
-        10, "F1/0 M1/1 L0/2 F1/10 M1/20 M1/30 L0/40",
+        10,
+        "F1/0 M1/1 L0/2 F1/10 M1/20 M1/30 L0/40",
         [2, 2, UNKNOWN, 45, 50, 40, UNKNOWN],
-        [0, 0, 0, 3, 3, 3, 3], [2, 1, 0, 3, 2, 1, 0], [0, 0, 2, 3, 3, 3, 6],
+        [0, 0, 0, 3, 3, 3, 3],
+        [2, 1, 0, 3, 2, 1, 0],
+        [0, 0, 2, 3, 3, 3, 6],
     ),
     "truncated": (
-        10, "F1/0 M1/1 L1/2 F1/3",
-        [UNKNOWN] * 4, [0, 0, 0, 3], [2, 1, 0, 0], [0, 0, 0, 3],
+        10,
+        "F1/0 M1/1 L1/2 F1/3",
+        [UNKNOWN] * 4,
+        [0, 0, 0, 3],
+        [2, 1, 0, 0],
+        [0, 0, 0, 3],
     ),
     # alf gives row 2 the return 2; the product of discounts is 0.
     "a life lost": (
-        10, "F1/0 M1/1 M0/2 M1/3 L0/4",
-        [2, 2, 0, 4, UNKNOWN], [0] * 5, [4, 3, 2, 1, 0], [0, 0, 2, 2, 4],
+        10,
+        "F1/0 M1/1 M0/2 M1/3 L0/4",
+        [2, 2, 0, 4, UNKNOWN],
+        [0] * 5,
+        [4, 3, 2, 1, 0],
+        [0, 0, 2, 2, 4],
     ),
     "headless": (
-        4, "F1/0 M1/1 M1/2 M1/3 M1/4 L0/5",
-        [6.25, 6.5, 5, UNKNOWN], [0] * 4, [3, 2, 1, 0], [0, 0, 0, 5],
+        4,
+        "F1/0 M1/1 M1/2 M1/3 M1/4 L0/5",
+        [6.25, 6.5, 5, UNKNOWN],
+        [0] * 4,
+        [3, 2, 1, 0],
+        [0, 0, 0, 5],
     ),
     # alf gives 1.575, 1.35 and .9; discounts are multiplied here.
     "fractional": (
-        10, "F.9/0 M.9/1 M.9/1 L0/1",
-        [1.48725, 1.305, 0.9, UNKNOWN], [0] * 4, [3, 2, 1, 0], [0, 0, 0, 3],
+        10,
+        "F.9/0 M.9/1 M.9/1 L0/1",
+        [1.48725, 1.305, 0.9, UNKNOWN],
+        [0] * 4,
+        [3, 2, 1, 0],
+        [0, 0, 0, 3],
     ),
-    "unfinished": (
-        10, "F1/0 M1/1 M1/2",
-        [UNKNOWN] * 3, [0] * 3, [2, 1, 0], [0] * 3,
-    ),
-}  # fmt: skip
+    "unfinished": (10, "F1/0 M1/1 M1/2", [UNKNOWN] * 3, [0] * 3, [2, 1, 0], [0] * 3),
+}
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -85,19 +93,17 @@ def filled(leaves):
     ("leaves", "thresholds", "indices"),
     [
         (
-            [1.0, 0, 2, 0, 3, 4, 0], [0, 0.99, 1, 2.99, 3, 5.99, 6, 9.99, 10],
+            [1.0, 0, 2, 0, 3, 4, 0],
+            [0, 0.99, 1, 2.99, 3, 5.99, 6, 9.99, 10],
             [0, 0, 2, 2, 4, 4, 5, 5, 5],
         ),
         ([0.0, 1, 0, 2, 0], [0, 0.5, 1, 2.9, 3], [1, 1, 3, 3, 3]),
     ],
-)  # fmt: skip
+)
 def test_sums_fall_on_the_leaves_that_alf_finds(leaves, thresholds, indices):
     tree = filled(leaves)
     assert tree.find_sum_bound(torch.tensor(thresholds)).tolist() == indices
-    assert (float(tree.summary()), tree.nnz) == (
-        sum(leaves),
-        sum(x > 0 for x in leaves),
-    )
+    assert (float(tree.summary()), tree.nnz) == (sum(leaves), sum(x > 0 for x in leaves))
 
 
 def test_the_sum_itself_falls_on_the_last_leaf_that_is_not_zero():
@@ -163,9 +169,7 @@ def test_steps_are_drawn_by_priority_as_often_as_by_alf():
     assert {pair: n for pair, (n, _) in found.items()} == pytest.approx(pairs, abs=1)
     weights = [weight for _, weight in found.values()]
     assert weights == pytest.approx([1.2, 0.4, 1.2, 1.2])
-    buffer.update_priority(
-        torch.tensor([1, 2]), torch.tensor([1, 0]), torch.tensor([1.0, 1.0])
-    )
+    buffer.update_priority(torch.tensor([1, 2]), torch.tensor([1, 0]), torch.tensor([1.0, 1.0]))
     found = frequencies(buffer, 1000)
     assert [n for n, _ in found.values()] == pytest.approx([375, 125, 250, 250], abs=1)
     weights = [weight for _, weight in found.values()]
@@ -176,9 +180,7 @@ def test_weights_are_over_the_mean_of_priorities_above_zero():
     buffer = ReplayBuffer(SPEC, 2, 4, prioritized_sampling=True)
     for _ in range(6):
         add_to(buffer, 0, 1)
-    buffer.update_priority(
-        torch.tensor([0, 1]), torch.tensor([3, 5]), torch.tensor([3.0, 5.0])
-    )
+    buffer.update_priority(torch.tensor([0, 1]), torch.tensor([3, 5]), torch.tensor([3.0, 5.0]))
     _, info = buffer.get_batch(1400, 1)
     wanted = [8 / 14, 24 / 14, 40 / 14]
     weights = sorted(set(info.importance_weights.tolist()))

@@ -81,13 +81,23 @@ def test_all_arguments_are_asked_for(alf, tmp_path, monkeypatch):
     monkeypatch.setattr(ours.ReplayBuffer, "__init__", noting)
     install(path=tmp_path)
     values = {
-        "max_length": 20, "num_earliest_frames_ignored": 1,
-        "prioritized_sampling": True, "initial_priority": 2.0,
-        "recent_data_steps": 3, "recent_data_ratio": 0.5, "with_replacement": True,
-        "device": "cpu", "allow_multiprocess": False, "keep_episodic_info": True,
-        "record_episodic_return": True, "default_return": -3.0, "gamma": 0.25,
-        "reward_clip": (-1.0, 1.0), "enable_checkpoint": True, "name": "of alf",
-    }  # fmt: skip
+        "max_length": 20,
+        "num_earliest_frames_ignored": 1,
+        "prioritized_sampling": True,
+        "initial_priority": 2.0,
+        "recent_data_steps": 3,
+        "recent_data_ratio": 0.5,
+        "with_replacement": True,
+        "device": "cpu",
+        "allow_multiprocess": False,
+        "keep_episodic_info": True,
+        "record_episodic_return": True,
+        "default_return": -3.0,
+        "gamma": 0.25,
+        "reward_clip": (-1.0, 1.0),
+        "enable_checkpoint": True,
+        "name": "of alf",
+    }
     alf.config("ReplayBuffer", **values)
     made(alf, SPEC, 1)
     assert {name: seen[name] for name in values} == values
@@ -115,9 +125,7 @@ def test_each_buffer_of_a_path_has_a_folder_by_its_name(alf, tmp_path):
     for number, buffer in enumerate(buffers.values()):
         buffer.add_batch(rows([FIRST], [1.0], [float(number)]))
         buffer.close()
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
-        [*names[:2], "a%2Fb"]
-    )
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*names[:2], "a%2Fb"])
     # In another order each finds its own rows.
     for number, name in reversed(list(enumerate(names))):
         again = made(alf, SPEC, 1, 10, name=name)
@@ -165,9 +173,7 @@ def test_a_second_installation_counts_for_buffers_made_after_it(alf, tmp_path):
     for _ in range(2):
         made(alf, SPEC, 1, 10).close()
     alf.algorithms.data_transformer.Buffer(SPEC, 1, 10, name="c").close()
-    assert sorted(each.name for each in (tmp_path / "b").iterdir()) == [
-        "ReplayBuffer", "c",
-    ]  # fmt: skip
+    assert sorted(each.name for each in (tmp_path / "b").iterdir()) == ["ReplayBuffer", "c"]
 
 
 def test_without_a_path_a_buffer_is_in_a_temporary_folder(alf, monkeypatch, tmp_path):

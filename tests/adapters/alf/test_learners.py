@@ -30,16 +30,11 @@ def refused(message, kind=AssertionError):
 @pytest.fixture
 def played():
     """A buffer that wrapped, of episodes of different lengths; and its rows."""
-    buffer = ReplayBuffer(
-        spec(), ENVS, LENGTH, num_earliest_frames_ignored=3, name="mine"
-    )
+    buffer = ReplayBuffer(spec(), ENVS, LENGTH, num_earliest_frames_ignored=3, name="mine")
     every = (5, 7)  # steps of an episode of each environment
     rows = [{} for _ in range(ENVS)]
     for step in range(40):
-        kinds = [
-            FIRST if step % n == 0 else LAST if step % n == n - 1 else MID
-            for n in every
-        ]
+        kinds = [FIRST if step % n == 0 else LAST if step % n == n - 1 else MID for n in every]
         discounts = [0.0 if kind == LAST else 1.0 for kind in kinds]
         numbers = [step + 100.0 * env_id for env_id in range(ENVS)]
         buffer.add_batch(experience(kinds, discounts, numbers))
@@ -90,10 +85,7 @@ def test_frames_are_stacked_within_an_episode(played):
 
     def frames(of_env, position):
         begin = of_env[position]["begin"]
-        at = [max(position - age, begin) for age in (3, 2, 1)] + [
-            position,
-            position + 1,
-        ]
+        at = [max(position - age, begin) for age in (3, 2, 1)] + [position, position + 1]
         return [[of_env[p]["number"] + 0.25] * 2 for p in at]
 
     assert stacked(data, info, 4).tolist() == asked(rows, info, frames)
@@ -108,9 +100,7 @@ def test_targets_are_read_by_properties_and_lists_of_them(played):
         return [min(position + t + k, of_env[position + t]["end"]) for k in range(4)]
 
     def numbers(of_env, position):
-        return [
-            [of_env[p]["number"] for p in ahead(of_env, position, t)] for t in (0, 1)
-        ]
+        return [[of_env[p]["number"] for p in ahead(of_env, position, t)] for t in (0, 1)]
 
     wanted = torch.tensor(asked(rows, info, numbers))
     assert type(target) is list
@@ -122,10 +112,7 @@ def test_targets_are_read_by_properties_and_lists_of_them(played):
     assert torch.equal(action[1][..., 2], wanted[:, :, 1:] + 0.5)
 
     def within(of_env, position):
-        return [
-            [position + t + k <= of_env[position + t]["end"] for k in range(4)]
-            for t in (0, 1)
-        ]
+        return [[position + t + k <= of_env[position + t]["end"] for k in range(4)] for t in (0, 1)]
 
     assert mask.tolist() == asked(rows, info, within)
     lone, _, _ = predicted(data, info, 3, "reward")
@@ -142,9 +129,7 @@ def test_planning_reads_values_rewards_discounts_and_whole_steps(played):
             [
                 [function(rows[env_id][p]) for p in some]
                 for env_id, some in zip(
-                    info.env_ids.tolist(),
-                    positions.flatten(1).tolist(),
-                    strict=True,
+                    info.env_ids.tolist(), positions.flatten(1).tolist(), strict=True
                 )
             ]
         ).reshape(positions.shape)
@@ -191,9 +176,8 @@ def test_returns_are_of_the_reward_that_the_nest_forwards():
         return Turned(nest.rollout_info, nest.time_step)
 
     buffer = ReplayBuffer(
-        turned(spec()), 1, 8, keep_episodic_info=True, record_episodic_return=True,
-        gamma=1.0,
-    )  # fmt: skip
+        turned(spec()), 1, 8, keep_episodic_info=True, record_episodic_return=True, gamma=1.0
+    )
     for kind, number in ((FIRST, 0.0), (MID, 1.0), (LAST, 2.0)):
         row = experience([kind], [0.0 if kind == LAST else 1.0], [number])
         buffer.add_batch(turned(row))
@@ -205,9 +189,7 @@ def test_returns_are_of_the_reward_that_the_nest_forwards():
 
 def test_a_vector_of_rewards_is_not_replaced_by_another_scalar():
     with refused("data_spec has no scalar named 'reward', which"):
-        ReplayBuffer(
-            spec(reward=(2,)), 1, keep_episodic_info=True, record_episodic_return=True
-        )
+        ReplayBuffer(spec(reward=(2,)), 1, keep_episodic_info=True, record_episodic_return=True)
     ring = RingBuffer(spec(reward=(2,)), 1)
     assert ring._core.buffer.schema.roles.get("reward") is None
 
@@ -218,9 +200,14 @@ def test_names_are_looked_up_as_attributes_keys_and_numbers(played):
     number = buffer.get_field("reward", *place)
     assert number.shape == ()
     for name in (
-        "time_step.reward", "observation.achieved_goal", "prev_action.0", "env_id",
-        "prev_action.-1", "rollout_info.value", "time_step.observation.desired_goal",
-    ):  # fmt: skip
+        "time_step.reward",
+        "observation.achieved_goal",
+        "prev_action.0",
+        "env_id",
+        "prev_action.-1",
+        "rollout_info.value",
+        "time_step.observation.desired_goal",
+    ):
         assert isinstance(buffer.get_field(name, *place), torch.Tensor)
     assert type(buffer.get_field("time_step", *place)) is TimeStep
     assert buffer.get_field("rollout_info.candidate_actions", *place) == ()

@@ -37,10 +37,16 @@ class Machine(RuleBasedStateMachine):
         torch.manual_seed(0)
         values._seeded.clear()  # so that it draws the same when it is run again
         self.buffer = ReplayBuffer(
-            SPEC, num_envs, length, ignored, prioritized,
-            keep_episodic_info=True, record_episodic_return=True,
-            default_return=-7.0, gamma=0.5,
-        )  # fmt: skip
+            SPEC,
+            num_envs,
+            length,
+            ignored,
+            prioritized,
+            keep_episodic_info=True,
+            record_episodic_return=True,
+            default_return=-7.0,
+            gamma=0.5,
+        )
         self.twin = Twin(num_envs, length, ignored, -7.0, 0.5)
         self.num_envs, self.prioritized = num_envs, prioritized
         # By environment and position, of rows that were given one.
@@ -55,11 +61,7 @@ class Machine(RuleBasedStateMachine):
         ids = data.draw(st.permutations(range(self.num_envs)))
         ids = ids[: data.draw(st.integers(1, self.num_envs))]
         each = [
-            data.draw(
-                st.tuples(
-                    st.integers(0, 2), st.sampled_from(DISCOUNTS), st.integers(-9, 99)
-                )
-            )
+            data.draw(st.tuples(st.integers(0, 2), st.sampled_from(DISCOUNTS), st.integers(-9, 99)))
             for _ in ids
         ]
         batch = rows(*zip(*each, strict=True))
@@ -117,9 +119,7 @@ class Machine(RuleBasedStateMachine):
             env_id, first = int(info.env_ids[place]), int(info.positions[place])
             assert (env_id, first) in starts
             window = [
-                row
-                for row in self.twin.rings[env_id]
-                if first <= row["position"] < first + length
+                row for row in self.twin.rings[env_id] if first <= row["position"] < first + length
             ]
             for name in ("step_type", "discount", "reward"):
                 wanted = [row[name] for row in window]
@@ -136,9 +136,7 @@ class Machine(RuleBasedStateMachine):
         pairs = zip(info.env_ids.tolist(), info.positions.tolist(), strict=True)
         known = [
             (weight, self.priorities[pair])
-            for weight, pair in zip(
-                info.importance_weights.tolist(), pairs, strict=True
-            )
+            for weight, pair in zip(info.importance_weights.tolist(), pairs, strict=True)
             if pair in self.priorities
         ]
         for weight, priority in known[1:]:
@@ -151,9 +149,7 @@ class Machine(RuleBasedStateMachine):
         sizes = [len(ring) for ring in self.twin.rings]
         assert self.buffer.current_size.tolist() == sizes
         assert self.buffer.current_pos.tolist() == self.twin.heads
-        wanted = [
-            (env_id, row) for env_id, ring in enumerate(self.twin.rings) for row in ring
-        ]
+        wanted = [(env_id, row) for env_id, ring in enumerate(self.twin.rings) for row in ring]
         ids = torch.tensor([env_id for env_id, _ in wanted], dtype=torch.int64)
         positions = torch.tensor([r["position"] for _, r in wanted], dtype=torch.int64)
         found = self.buffer.get_field("reward", ids, positions)

@@ -69,13 +69,9 @@ def test_a_child_is_served_whatever_timeout_sockets_have_by_default():
     buffer.close()
 
 
-@pytest.mark.parametrize(
-    "start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_child_calls_as_if_the_buffer_were_its_own(start):
-    buffer = ReplayBuffer(
-        SPEC, 2, 8, prioritized_sampling=True, allow_multiprocess=True
-    )
+    buffer = ReplayBuffer(SPEC, 2, 8, prioritized_sampling=True, allow_multiprocess=True)
     counted(buffer, 3, 2)
     found, told, refusal, size = in_child(start, adds_and_draws, buffer)
     assert found == [0, 1, 2, 3, 4, 5]
@@ -99,8 +95,7 @@ def test_children_add_while_their_parent_draws():
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     children = [
-        context.Process(target=fills, args=(there, buffer, env_id, steps))
-        for env_id in range(2)
+        context.Process(target=fills, args=(there, buffer, env_id, steps)) for env_id in range(2)
     ]
     for child in children:
         child.start()
@@ -127,9 +122,7 @@ def adds_alone(pipe, buffer):
 def test_a_fork_of_a_buffer_that_is_not_shared_is_refused():
     buffer = RingBuffer(SPEC, 1, 4)
     assert "opened for writing by pid" in in_child("fork", adds_alone, buffer)
-    with pytest.raises(
-        AssertionError, match=r"process without allow_multiprocess=True\. Pass"
-    ):
+    with pytest.raises(AssertionError, match=r"process without allow_multiprocess=True\. Pass"):
         buffer.__getstate__()
 
 
@@ -188,9 +181,7 @@ def test_stopping_lets_those_who_wait_go_with_nothing_done():
 
 
 def test_stopping_adds_no_row_and_no_priority():
-    buffer = ReplayBuffer(
-        SPEC, 1, 2, prioritized_sampling=True, allow_multiprocess=True
-    )
+    buffer = ReplayBuffer(SPEC, 1, 2, prioritized_sampling=True, allow_multiprocess=True)
     counted(buffer, 2, 1)
     buffer.stop()
     assert buffer.add_batch(rows([MID], [1.0], [2.0]), blocking=True) is False
@@ -249,9 +240,7 @@ def test_a_client_without_the_key_is_not_served():
     key = process.authkey
     try:
         process.authkey = b"another"
-        with pytest.raises(
-            FailedError, match="twice: the process that owns the buffer does"
-        ):
+        with pytest.raises(FailedError, match="twice: the process that owns the buffer does"):
             Remote(server.address).twice(4)
     finally:
         process.authkey = key
@@ -263,9 +252,7 @@ def test_a_client_without_the_key_is_not_served():
 def test_a_dead_owner_is_reported():
     server = Server(Target())
     server.close()
-    with pytest.raises(
-        FailedError, match="Keep it alive while other processes use the"
-    ):
+    with pytest.raises(FailedError, match="Keep it alive while other processes use the"):
         Remote(server.address).twice(4)
 
 
@@ -332,9 +319,7 @@ def test_who_says_nothing_keeps_nobody_waiting(monkeypatch):
 def test_who_is_of_another_user_is_not_served(monkeypatch):
     server = Server(Target())
     monkeypatch.setattr(sharing.os, "geteuid", lambda: -1)
-    with pytest.raises(
-        FailedError, match="twice: the process that owns the buffer does"
-    ):
+    with pytest.raises(FailedError, match="twice: the process that owns the buffer does"):
         Remote(server.address).twice(4)
     monkeypatch.undo()
     server.close()
@@ -347,9 +332,7 @@ def test_closing_takes_the_socket_along():
     buffer.close()
     thread.join(WAIT_S)
     assert not thread.is_alive()
-    with pytest.raises(
-        FailedError, match="process that owns the buffer does not answer"
-    ):
+    with pytest.raises(FailedError, match="process that owns the buffer does not answer"):
         buffer._remote.where()
 
 
@@ -421,8 +404,12 @@ kept = left_open()
 def test_two_shared_buffers_left_open_at_exit_print_nothing(end):
     done = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN + end],
-        cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -467,9 +454,7 @@ def test_a_client_without_a_thread_gets_an_error_and_the_next_is_served(monkeypa
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         server = Server(Target())
-        with pytest.raises(
-            FailedError, match="twice: the process that owns the buffer does"
-        ):
+        with pytest.raises(FailedError, match="twice: the process that owns the buffer does"):
             Remote(server.address).twice(4)
         assert Remote(server.address).twice(5) == 10
         server.close()

@@ -37,9 +37,7 @@ def test_a_run_goes_on_with_rows_episodes_and_returns(tmp_path):
     assert again.gather_all()[0].step_type.tolist() == [[0, 1, LAST, 0, LAST]]
     story(again, "F1/5 L0/6")
     env_ids, positions = rows_of(again)
-    assert again.get_episode_begin_position(positions, env_ids).tolist() == [
-        0, 0, 0, 3, 3, 5, 5,
-    ]  # fmt: skip
+    assert again.get_episode_begin_position(positions, env_ids).tolist() == [0, 0, 0, 3, 3, 5, 5]
     left = again.steps_to_episode_end(positions, env_ids)
     assert left.tolist() == [2, 1, 0, 1, 0, 1, 0]
     assert returns(again) == [2, 2, -7, -7, -7, 6, -7]
@@ -144,9 +142,7 @@ def test_nests_without_step_types_are_resumed_as_well(tmp_path):
 def test_states_that_do_not_fit_are_refused(tmp_path):
     one = ReplayBuffer(SPEC, 1, 4, path=tmp_path / "one")
     other = ReplayBuffer(SPEC, 1, 4, path=tmp_path / "other")
-    with pytest.raises(
-        FormatError, match="with the state's path and resume=True, then"
-    ):
+    with pytest.raises(FormatError, match="with the state's path and resume=True, then"):
         one.load_state_dict(other.state_dict())
     with pytest.raises(FormatError, match=r"got kind None\. Load what state_dict"):
         one.load_state_dict({})

@@ -18,12 +18,7 @@ from tests.combinations.compare import (
     refused,
     same_batch,
 )
-from tests.combinations.consumers.samplers import (
-    SAMPLERS,
-    assert_even,
-    assert_windows,
-    window_step,
-)
+from tests.combinations.consumers.samplers import SAMPLERS, assert_even, assert_windows, window_step
 
 IN_ORDER = {name: make for name, make in SAMPLERS.items() if name != "uses"}
 """Samplers whose draws go on from a state alone: counts of uses are in none."""
@@ -110,9 +105,7 @@ def failed_batch(built, rng):
             raise ArithmeticError("asked to fail")
         return batch
 
-    buffer = built.open(
-        transforms=[mr.Apply(function)], sampler=mr.ShuffledSampler(seed=1)
-    )
+    buffer = built.open(transforms=[mr.Apply(function)], sampler=mr.ShuffledSampler(seed=1))
     drawn, errors = [], []
     with mr.ReplayLoader(buffer, 3, num_threads=1) as loader:
         batches = iter(loader)
@@ -149,9 +142,7 @@ def dataset(num_workers):
         data = mr.ReplayDataset(buffer)
         assert len(data) == len(legal)
         draws = data.draws(mr.ShuffledSampler(seed=2), 4)
-        loader = DataLoader(
-            data, sampler=draws, batch_size=None, num_workers=num_workers
-        )
+        loader = DataLoader(data, sampler=draws, batch_size=None, num_workers=num_workers)
         if not legal:
             with refused(mr.EmptyError):
                 next(iter(loader))
@@ -211,9 +202,7 @@ def stream(built, rng):
         for batch, expected in zip(found, wanted, strict=True):
             same_batch(batch, expected)
         for rank in range(2):
-            split = mr.ReplayStream(
-                buffer, IN_ORDER[name](3), size, 2, rank=rank, num_ranks=2
-            )
+            split = mr.ReplayStream(buffer, IN_ORDER[name](3), size, 2, rank=rank, num_ranks=2)
             for batch, expected in zip(split, wanted[rank::2], strict=True):
                 same_batch(batch, expected)
         rest = mr.ReplayStream(buffer, IN_ORDER[name](3), size, 4)
@@ -257,9 +246,7 @@ def others(built, count):
     for number in range(1, count):
         name = f"other-{number}"
         folder = built.folder / name
-        case = replace(
-            built.case, seed=built.case.seed + 1000 * number, history="fresh"
-        )
+        case = replace(built.case, seed=built.case.seed + 1000 * number, history="fresh")
         folder.mkdir(exist_ok=True)
         other = build(case, Path(folder))
         if "added" in built.fields:
@@ -280,9 +267,7 @@ def concat(count):
         total = sum(map(len, legal))
 
         def joined(seed, **options):
-            buffers = [
-                each.open(sampler=mr.UniformSampler(seed=seed + 1)) for each in every
-            ]
+            buffers = [each.open(sampler=mr.UniformSampler(seed=seed + 1)) for each in every]
             return mr.concat(buffers, seed=seed, **options)
 
         both = joined(1)
@@ -360,9 +345,9 @@ def check_joined_episodes(every):
         rest = length - len(indices)
         lengths.append(len(indices))
         positions = [p for _, p in indices]
-        assert batch.window_positions[number].tolist() == [
-            *positions, *[positions[-1]] * rest
-        ], index  # fmt: skip
+        assert batch.window_positions[number].tolist() == [*positions, *[positions[-1]] * rest], (
+            index
+        )
         assert batch.mask[number].tolist() == [*mask, *[False] * rest], index
     assert length == max(lengths)
 
@@ -396,9 +381,7 @@ def split(built, rng):
                 together = [set(steps) for steps in units]
                 assert all(s <= mine or not s & mine for s in together)
             drawn += mine
-            copy = type(split).from_state(
-                pickle.loads(pickle.dumps(split.state_dict()))
-            )
+            copy = type(split).from_state(pickle.loads(pickle.dumps(split.state_dict())))
             check_split(buffer, copy, mine & legal)
             if by == "episode":
                 check_windows_of_split(built, buffer, copy, mine)
@@ -407,9 +390,7 @@ def split(built, rng):
 
 def steps_of(split, twin):
     """Steps within the ranges of a split."""
-    ranges = zip(
-        split.env_ids.tolist(), split.begins.tolist(), split.ends.tolist(), strict=True
-    )
+    ranges = zip(split.env_ids.tolist(), split.begins.tolist(), split.ends.tolist(), strict=True)
     rows = {(e, p) for e, begin, end in ranges for p in range(begin, end)}
     return rows & set(twin.steps())
 
@@ -431,9 +412,7 @@ def check_windows_of_split(built, buffer, split, mine):
     """Windows of a split hold its steps alone."""
     expected = built.twin.windows(2, "pad")
     starts = {index for index in expected if index in mine}
-    sampler = split.sampler(
-        mr.SequenceSampler(2, mr.UniformSampler(seed=1), boundary="pad")
-    )
+    sampler = split.sampler(mr.SequenceSampler(2, mr.UniformSampler(seed=1), boundary="pad"))
     if not starts:
         with refused(mr.EmptyError):
             buffer.sample_by(sampler, 2)

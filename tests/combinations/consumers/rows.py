@@ -185,10 +185,7 @@ def bad_steps(built, rng):
         return
     good = twin.row(steps[-1]).values
     rows = [{**good, "reward": np.array([1.0, 2.0, 3.0], np.float32)}]
-    rows = [
-        {path: v for path, v in row.items() if path in buffer.schema.paths}
-        for row in rows
-    ]
+    rows = [{path: v for path, v in row.items() if path in buffer.schema.paths} for row in rows]
     heads = buffer.heads.tolist()
     with refused(mr.SchemaError):
         buffer.add(nested(stacked(rows * built.case.num_envs)))

@@ -175,9 +175,7 @@ def prioritized_none(built, rng):
     batch = built.buffer.sample_by(sampler, 3)
     view = built.buffer.view
     with refused(mr.SchemaError):
-        sampler.update_priorities(
-            view, batch.env_ids, batch.positions, np.array([1.0, -1.0, 2.0])
-        )
+        sampler.update_priorities(view, batch.env_ids, batch.positions, np.array([1.0, -1.0, 2.0]))
     env_ids, positions = np.array(legal).T
     values = np.zeros(len(legal))
     chosen = int(rng.integers(len(legal)))
@@ -193,9 +191,7 @@ def ranked(built, rng):
     legal = built.twin.legal()
 
     def make(seed):
-        return mr.RankPrioritizedSampler(
-            alpha=1.0, beta=1.0, resort_every=1, name=None, seed=seed
-        )
+        return mr.RankPrioritizedSampler(alpha=1.0, beta=1.0, resort_every=1, name=None, seed=seed)
 
     sampler = make(1)
     batch = sample_by(built, sampler, 6)
@@ -258,9 +254,7 @@ def recent(built, rng):
     num_newest = len(indices) // 2 if many else 0
     newest = {env_id: mine[-2:] for env_id, mine in by_env(legal).items()}
     if many:
-        assert set(indices[:num_newest]) == {
-            p for mine in newest.values() for p in mine
-        }
+        assert set(indices[:num_newest]) == {p for mine in newest.values() for p in mine}
     assert set(indices[num_newest:]) == set(legal)
     for drawn, first in ((batch, 3 if many else 0), (draw, num_newest)):
         totals = np.full(len(drawn.env_ids), len(legal))
@@ -309,9 +303,7 @@ def ignore_earliest(built, rng):
     batch = built.buffer.sample_by(sampler, 30 * len(kept))
     assert set(indices_of(batch)) == set(kept)
     assert_even(batch, len(kept))
-    assert_resumes(
-        built, lambda seed: mr.ignore_earliest(count, mr.UniformSampler(seed=seed))
-    )
+    assert_resumes(built, lambda seed: mr.ignore_earliest(count, mr.UniformSampler(seed=seed)))
 
 
 def groups(built, rng):
@@ -336,11 +328,7 @@ def groups(built, rng):
         for first, stop in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
     ]
     assert sorted(drawn) == sorted(whole.values())
-    assert_column(
-        "group",
-        batch["group"],
-        [twin.row(p).values["group"] for p in indices_of(batch)],
-    )
+    assert_column("group", batch["group"], [twin.row(p).values["group"] for p in indices_of(batch)])
     # Each of its rows would have led to the group.
     assert_even(batch, len(legal), 3)
     assert_resumes(built, lambda seed: mr.GroupSampler("group", rows=3, seed=seed))
@@ -360,9 +348,7 @@ def staleness(built, rng):
     assert set(indices_of(batch)) == set(kept)
     # Of all legal starts, those left out among them.
     assert_even(batch, len(legal))
-    assert_resumes(
-        built, lambda seed: mr.StalenessSampler("group", current, 1, seed=seed)
-    )
+    assert_resumes(built, lambda seed: mr.StalenessSampler("group", current, 1, seed=seed))
 
 
 def uses(built, rng):
@@ -385,10 +371,7 @@ def uses(built, rng):
     assert Counter(drawn) == dict.fromkeys(legal, 2)
     # States do not hold the uses: so many are never used up.
     for inner in (mr.UniformSampler, mr.DistinctSampler):
-        assert_resumes(
-            built,
-            lambda s, inner=inner: mr.UseCounter(99, inner(s), name=None, seed=s),
-        )
+        assert_resumes(built, lambda s, inner=inner: mr.UseCounter(99, inner(s), name=None, seed=s))
 
 
 def mixture(built, rng):
@@ -443,9 +426,7 @@ def check_windows(built, buffer, length, boundary, options, without_next=False):
     """Windows drawn from a buffer are those of the twin."""
     twin = built.twin
     expected = twin.windows(length, boundary, **options, without_next=without_next)
-    sampler = mr.SequenceSampler(
-        length, mr.UniformSampler(seed=1), boundary=boundary, **options
-    )
+    sampler = mr.SequenceSampler(length, mr.UniformSampler(seed=1), boundary=boundary, **options)
     if not expected:
         with refused(mr.EmptyError):
             buffer.sample_by(sampler, 2)
@@ -465,17 +446,13 @@ def assert_windows(batch, windows):
         positions = batch.window_positions[number].tolist()
         assert positions == [p for _, p in indices], (indices, positions)
         assert batch["is_first"][number].tolist() == is_first, indices
-        found = (
-            [True] * len(mask) if batch.mask is None else batch.mask[number].tolist()
-        )
+        found = [True] * len(mask) if batch.mask is None else batch.mask[number].tolist()
         assert found == mask, (indices, found, mask)
 
 
 def assert_window_fields(twin, batch, windows, without_next):
     """Fields of windows are those of their steps, each with its next observation."""
-    rows = [
-        [window_step(twin, p, without_next) for p in indices] for indices, *_ in windows
-    ]
+    rows = [[window_step(twin, p, without_next) for p in indices] for indices, *_ in windows]
     for path in rows[0][0]:
         expected = [[step[path] for step in steps] for steps in rows]
         assert_column(path, batch.fields[path], expected)
@@ -575,21 +552,14 @@ SAMPLERS = {
     "stratified": lambda seed: mr.StratifiedSampler(seed=seed),
     "recent": lambda seed: mr.RecentSampler(2, 0.5, mr.UniformSampler(seed), seed=seed),
     "mixture": lambda seed: mr.MixtureSampler(
-        [(mr.UniformSampler(seed=seed), 2), (mr.ShuffledSampler(seed=seed), 1)],
-        seed=seed,
+        [(mr.UniformSampler(seed=seed), 2), (mr.ShuffledSampler(seed=seed), 1)], seed=seed
     ),
-    "sequence": lambda seed: mr.SequenceSampler(
-        2, mr.UniformSampler(seed=seed), boundary="pad"
-    ),
+    "sequence": lambda seed: mr.SequenceSampler(2, mr.UniformSampler(seed=seed), boundary="pad"),
     "epoch_windows": lambda seed: mr.SequenceSampler(
         2, mr.ShuffledSampler(seed=seed), boundary="pad"
     ),
-    "uses": lambda seed: mr.UseCounter(
-        2, mr.DistinctSampler(seed=seed), name=None, seed=seed
-    ),
-    "many_uses": lambda seed: mr.UseCounter(
-        99, mr.UniformSampler(seed=seed), name=None, seed=seed
-    ),
+    "uses": lambda seed: mr.UseCounter(2, mr.DistinctSampler(seed=seed), name=None, seed=seed),
+    "many_uses": lambda seed: mr.UseCounter(99, mr.UniformSampler(seed=seed), name=None, seed=seed),
     "stale": lambda seed: mr.StalenessSampler(
         "group", 10**6, 10**7, sampler=mr.DistinctSampler(seed=seed), seed=seed
     ),
@@ -598,9 +568,7 @@ SAMPLERS = {
     "later": lambda seed: mr.ignore_earliest(1, mr.UniformSampler(seed=seed)),
     "groups": lambda seed: mr.GroupSampler("group", rows=3, seed=seed),
     "episodes": lambda seed: mr.EpisodeSampler(mr.UniformSampler(seed=seed)),
-    "ragged": lambda seed: mr.EpisodeSampler(
-        mr.UniformSampler(seed=seed), layout="ragged"
-    ),
+    "ragged": lambda seed: mr.EpisodeSampler(mr.UniformSampler(seed=seed), layout="ragged"),
 }
 """A sampler of each kind by a seed, for consumers that take any."""
 

@@ -150,10 +150,14 @@ def reset_rows(built, rng):
     )
     for known in (True, False):
         buffer = mr.ReplayBuffer.create(
-            None, schema, 200, engine="memory", commit_every=None,
+            None,
+            schema,
+            200,
+            engine="memory",
+            commit_every=None,
             autoreset="same_step" if known else "disabled",
             heap_bytes=HEAP if kind in VARYING else None,
-        )  # fmt: skip
+        )
         with buffer, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for episode in range(5 if known else 34):
@@ -170,9 +174,13 @@ def reset_rows(built, rng):
 
 def step(buffer, observation, reward, truncated, **options):
     buffer.add(
-        observation=observation, action=np.int32(0), reward=np.float32(reward),
-        terminated=False, truncated=truncated, **options,
-    )  # fmt: skip
+        observation=observation,
+        action=np.int32(0),
+        reward=np.float32(reward),
+        terminated=False,
+        truncated=truncated,
+        **options,
+    )
 
 
 def priorities_of_starts(built, rng):
@@ -236,13 +244,9 @@ def lengths(built, rng):
     """Whole episodes of some lengths: those counted are the steps of the batch."""
     least, most = int(rng.integers(1, 4)), int(rng.integers(4, 6))
     expected = [
-        indices
-        for indices, _ in built.twin.whole_episodes()
-        if least <= len(indices) <= most
+        indices for indices, _ in built.twin.whole_episodes() if least <= len(indices) <= most
     ]
-    sampler = mr.EpisodeSampler(
-        mr.UniformSampler(seed=1), min_length=least, max_length=most
-    )
+    sampler = mr.EpisodeSampler(mr.UniformSampler(seed=1), min_length=least, max_length=most)
     if not expected:
         with refused(mr.EmptyError):
             built.buffer.sample_by(sampler, 2)
@@ -253,10 +257,7 @@ def lengths(built, rng):
 
 def returns(built, rng):
     """Whole episodes of some returns: those counted are of the steps of the batch."""
-    totals = {
-        indices[0]: built.twin.total(indices)
-        for indices, _ in built.twin.whole_episodes()
-    }
+    totals = {indices[0]: built.twin.total(indices) for indices, _ in built.twin.whole_episodes()}
     least = sorted(totals.values())[len(totals) // 2] if totals else 0.0
     expected = {index for index, total in totals.items() if total >= least}
     where = mr.return_within(mr.episode_table(built.buffer), least=least)

@@ -146,9 +146,7 @@ def check_overview(twin, actual):
         "count": len(episodes),
         "missing_start": sum(map(twin.headless, episodes)),
     }
-    ends = dict.fromkeys(
-        ("terminated", "truncated", "both", "broken off", "running"), 0
-    )
+    ends = dict.fromkeys(("terminated", "truncated", "both", "broken off", "running"), 0)
     for each in episodes:
         ends[kind_of(twin, each)] += 1
     assert actual["ends"] == ends

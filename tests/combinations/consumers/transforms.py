@@ -109,18 +109,10 @@ def no_critic(built):
 
 
 SPECS = {
-    "NStep": Spec(
-        lambda b: mr.NStep(2, GAMMA), lambda e, b: e.summed(2), reads_next=True
-    ),
-    "NStep of 3": Spec(
-        lambda b: mr.NStep(3, GAMMA), lambda e, b: e.summed(3), reads_next=True
-    ),
-    "FrameStack": Spec(
-        lambda b: mr.FrameStack(2), lambda e, b: e.stack(2), no_observation
-    ),
-    "FrameStack of 3": Spec(
-        lambda b: mr.FrameStack(3), lambda e, b: e.stack(3), no_observation
-    ),
+    "NStep": Spec(lambda b: mr.NStep(2, GAMMA), lambda e, b: e.summed(2), reads_next=True),
+    "NStep of 3": Spec(lambda b: mr.NStep(3, GAMMA), lambda e, b: e.summed(3), reads_next=True),
+    "FrameStack": Spec(lambda b: mr.FrameStack(2), lambda e, b: e.stack(2), no_observation),
+    "FrameStack of 3": Spec(lambda b: mr.FrameStack(3), lambda e, b: e.stack(3), no_observation),
     "ActionHistory": Spec(lambda b: mr.ActionHistory(2), lambda e, b: e.history(2)),
     "HER": Spec(
         lambda b: mr.HER("final", 1.0, rewards),
@@ -129,8 +121,7 @@ SPECS = {
         reads_next=True,
     ),
     "DiscountedReturn": Spec(
-        lambda b: mr.DiscountedReturn(GAMMA),
-        lambda e, b: e.returns("default", one_value),
+        lambda b: mr.DiscountedReturn(GAMMA), lambda e, b: e.returns("default", one_value)
     ),
     "DiscountedReturn to limits": Spec(
         lambda b: mr.DiscountedReturn(GAMMA, time_limit="none"),
@@ -318,16 +309,10 @@ def windows(buffer, expected, legal, boundary):
     batch = buffer.sample_by(sampler, 3)
     env_ids = np.repeat(batch.env_ids[:, None], batch.window_positions.shape[1], 1)
     indices = list(
-        zip(
-            env_ids.ravel().tolist(),
-            batch.window_positions.ravel().tolist(),
-            strict=True,
-        )
+        zip(env_ids.ravel().tolist(), batch.window_positions.ravel().tolist(), strict=True)
     )
     mask = np.ones(len(indices), bool) if batch.mask is None else batch.mask.ravel()
-    assert {
-        index for index, inside in zip(indices, mask, strict=True) if inside
-    } <= legal
+    assert {index for index, inside in zip(indices, mask, strict=True) if inside} <= legal
     known = np.flatnonzero(mask).tolist()
     width = batch.window_positions.shape[1]
     steps = []

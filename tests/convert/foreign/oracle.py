@@ -20,9 +20,7 @@ def drawn(path, observations):
         env_ids, positions = rows.env_ids[steps], rows.positions[steps]
         starts = buffer.view.starts
         legal = buffer.view.legal(env_ids, positions)
-        legal &= (positions >= starts.first[env_ids]) & (
-            positions < starts.stop[env_ids]
-        )
+        legal &= (positions >= starts.first[env_ids]) & (positions < starts.stop[env_ids])
         batch = buffer.take(env_ids[legal], positions[legal])
         names = [*buffer.schema.paths, *(f"next_{path}" for path in observations)]
         return {name: np.asarray(batch[name]) for name in names}, int((~legal).sum())

@@ -88,9 +88,7 @@ def test_time_limits_that_nothing_tells_are_a_doubt(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["timeouts", "next_observations"])
     report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
     assert "neither 'timeouts' nor 'next_observations'" in report.doubts[0]
-    with pytest.raises(
-        SourceError, match=r"allows no guess\. Load without strict if the guess is"
-    ):
+    with pytest.raises(SourceError, match=r"allows no guess\. Load without strict if the guess is"):
         mr.load(tmp_path / "a.hdf5", tmp_path / "strict", strict=True)
     assert not (tmp_path / "strict").exists()
 
@@ -148,13 +146,13 @@ def test_environments_follow_each_other_and_open_ends_are_reported(tmp_path, rng
         }
     )
     seen = rng.random((6, 2, 2)).astype(np.float32)
-    with mr.ReplayBuffer.create(
-        tmp_path / "buffer", schema, 10, 2, autoreset="disabled"
-    ) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10, 2, autoreset="disabled") as buffer:
         buffer.extend(
-            observation={"x": seen}, action=np.arange(12).reshape(6, 2),
-            reward=np.zeros((6, 2), np.float32), terminated=np.zeros((6, 2), bool),
-        )  # fmt: skip
+            observation={"x": seen},
+            action=np.arange(12).reshape(6, 2),
+            reward=np.zeros((6, 2), np.float32),
+            terminated=np.zeros((6, 2), bool),
+        )
     report = mr.export(tmp_path / "buffer", tmp_path / "a.hdf5")
     assert any("2 episodes were cut off" in note for note in report.notes)
     assert any("2 environments' steps follow" in note for note in report.notes)
@@ -196,9 +194,7 @@ def test_a_schema_without_what_d4rl_keeps_is_refused(tmp_path):
     schema = mr.Schema({"observation": mr.Field((2,), "float32")})
     with (
         mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10) as buffer,
-        pytest.raises(
-            SchemaError, match=r"role 'action' has no field, which D4RL needs\."
-        ),
+        pytest.raises(SchemaError, match=r"role 'action' has no field, which D4RL needs\."),
     ):
         mr.export(buffer, tmp_path / "a.hdf5")
     assert not (tmp_path / "a.hdf5").exists()
@@ -255,9 +251,7 @@ def test_terminals_that_are_no_dataset_are_reported(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["terminals"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["terminals/x"] = np.zeros(16, bool)
-    with pytest.raises(
-        FormatError, match="has no dataset 'terminals' with one row per"
-    ):
+    with pytest.raises(FormatError, match="has no dataset 'terminals' with one row per"):
         mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
 
 
@@ -265,9 +259,7 @@ def test_an_end_that_is_no_number_is_refused_with_its_row(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["timeouts"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["timeouts"] = np.where(np.arange(16) == 11, np.nan, 0)
-    with pytest.raises(
-        SourceError, match=r"'timeouts' .*got NaN or no value in row 11"
-    ):
+    with pytest.raises(SourceError, match=r"'timeouts' .*got NaN or no value in row 11"):
         mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 

@@ -35,10 +35,12 @@ def qlearning_dataset(dataset, limit=10**9):
     env = SimpleNamespace(_max_episode_steps=limit)
     made = names["qlearning_dataset"](env, dataset=dataset)
     return {
-        "observation": made["observations"], "action": made["actions"],
-        "next_observation": made["next_observations"], "reward": made["rewards"],
+        "observation": made["observations"],
+        "action": made["actions"],
+        "next_observation": made["next_observations"],
+        "reward": made["rewards"],
         "terminated": made["terminals"],
-    }  # fmt: skip
+    }
 
 
 def sets(rng, rows):
@@ -65,8 +67,9 @@ def test_steps_are_the_transitions_that_d4rl_learns_from(tmp_path, seed, options
     found, _ = drawn(tmp_path / "buffer", ["observation"])
     # A step that ran out of time has no next observation, there and here; nor has
     # the newest one, which D4RL leaves out even where it is terminal.
-    found = {name: values[: -1 if data["terminals"][-1] else None] for name, values in
-             found.items()}  # fmt: skip
+    found = {
+        name: values[: -1 if data["terminals"][-1] else None] for name, values in found.items()
+    }
     expected = qlearning_dataset(data)
     assert len(expected["reward"]) > 1_800
     over = expected["terminated"]

@@ -49,9 +49,7 @@ def save(path, values, level=1):
 
 
 @pytest.mark.parametrize(("count", "slots"), [(40, 25), (20, 60), (400, 333)])
-def test_rows_come_oldest_first_without_what_stands_before_episodes(
-    tmp_path, rng, count, slots
-):
+def test_rows_come_oldest_first_without_what_stands_before_episodes(tmp_path, rng, count, slots):
     ring, added, rows = played(rng, count, slots)
     folder = write(tmp_path / "logs", ring, added)
     assert registry.source_format(folder).name == "dqn-replay"
@@ -67,9 +65,7 @@ def test_rows_come_oldest_first_without_what_stands_before_episodes(
             zip(*[row[:4] for row in real], strict=True),
             strict=True,
         ):
-            np.testing.assert_array_equal(
-                found[name], np.array(column).astype(found[name].dtype)
-            )
+            np.testing.assert_array_equal(found[name], np.array(column).astype(found[name].dtype))
         ends = sum(row[3] for row in real)
         assert report.episodes == ends + (real[-1][3] == 0)
 
@@ -85,9 +81,7 @@ def test_checkpoints_follow_each_other_or_are_chosen(tmp_path, rng):
         with mr.ReplayBuffer.open(tmp_path / name) as buffer:
             assert buffer.gather_all()["action"].tolist() == wanted
     assert not mr.verify_buffer(tmp_path / "both").findings
-    with pytest.raises(
-        SchemaError, match=r"checkpoint must be one of .2, 10. in .*, got 3"
-    ):
+    with pytest.raises(SchemaError, match=r"checkpoint must be one of .2, 10. in .*, got 3"):
         mr.load(tmp_path / "logs", tmp_path / "none", checkpoint=3)
 
 
@@ -104,9 +98,7 @@ def test_steps_are_drawn_with_stacked_frames(tmp_path, rng):
     ring, added, _ = played(rng, 40, 60)
     mr.load(write(tmp_path / "logs", ring, added), tmp_path / "buffer")
     found, _ = drawn(tmp_path / "buffer", ["observation"])
-    with mr.ReplayBuffer.open(
-        tmp_path / "buffer", transforms=[mr.FrameStack(4)]
-    ) as buffer:
+    with mr.ReplayBuffer.open(tmp_path / "buffer", transforms=[mr.FrameStack(4)]) as buffer:
         batch = buffer.sample(8)
     assert batch["observation"].shape == (8, 4, 5, 4)
     assert found["observation"].dtype == np.uint8
@@ -149,14 +141,8 @@ def test_a_truncated_or_flipped_file_is_named_with_its_offset(tmp_path, rng, nam
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        (
-            np.zeros(7, np.uint8),
-            "has 25 rows, but the terminals have 7",
-        ),
-        (
-            np.zeros((25, 2), np.uint8),
-            "terminal.*must hold one flag per row, got .* .2.",
-        ),
+        (np.zeros(7, np.uint8), "has 25 rows, but the terminals have 7"),
+        (np.zeros((25, 2), np.uint8), "terminal.*must hold one flag per row, got .* .2."),
         (np.array(["a"] * 25), "dtype"),
     ],
 )
@@ -183,7 +169,5 @@ def test_a_folder_that_lacks_a_field_is_refused(tmp_path, rng):
 @pytest.mark.parametrize("padding", ["abc", -1, [1], 1.5, True])
 def test_a_padding_that_is_no_count_is_refused(tmp_path, rng, padding):
     folder = write(tmp_path / "logs", *played(rng)[:2])
-    with pytest.raises(
-        SchemaError, match=r"padding must be an integer of at least 0, got "
-    ):
+    with pytest.raises(SchemaError, match=r"padding must be an integer of at least 0, got "):
         mr.load(folder, tmp_path / "buffer", padding=padding)

@@ -9,12 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert.base import BLOCK_NBYTES
 from tests.convert.contract import peak
-from tests.convert.foreign import (
-    lerobot_sets,
-    test_dqn_replay,
-    test_lerobot,
-    test_minari,
-)
+from tests.convert.foreign import lerobot_sets, test_dqn_replay, test_lerobot, test_minari
 
 pytestmark = [pytest.mark.slow]
 

@@ -38,9 +38,7 @@ def refuse(path, tmp_path, match):
 def test_data_in_other_files_is_refused(tmp_path, path):
     (tmp_path / "secret").write_bytes(bytes(range(128)))
     with h5py.File(path, "a") as file:
-        file.create_dataset(
-            "actions", (16, 2), "f4", external=[(str(tmp_path / "secret"), 0, 128)]
-        )
+        file.create_dataset("actions", (16, 2), "f4", external=[(str(tmp_path / "secret"), 0, 128)])
     refuse(path, tmp_path, r"'/actions' is stored in other files\. Copy it")
 
 
@@ -114,9 +112,7 @@ def test_a_link_is_reported_as_a_link(tmp_path, path, name):
 def test_a_file_that_is_no_hdf5_is_named(tmp_path):
     path = tmp_path / "a.hdf5"
     path.write_bytes(b"no such thing" * 100)
-    with pytest.raises(
-        CorruptError, match="the HDF5 library cannot read the file of 1300"
-    ):
+    with pytest.raises(CorruptError, match="the HDF5 library cannot read the file of 1300"):
         Hdf5(path, Notes())
     with pytest.raises(
         FormatError, match=r"a file of no known format\. Its name fits d4rl, robomimic:"
@@ -162,16 +158,12 @@ def writer(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("then", "match"),
-    [("flush", OPEN), ("add", OPEN), ("swmr", UNCLOSED), ("die", UNCLOSED)],
+    ("then", "match"), [("flush", OPEN), ("add", OPEN), ("swmr", UNCLOSED), ("die", UNCLOSED)]
 )
 @pytest.mark.parametrize("options", [{}, {"format": "d4rl"}])
 def test_a_file_that_is_open_for_writing_is_named(tmp_path, rng, then, match, options):
     path = write(tmp_path / "a.hdf5", episodes(rng))
-    with (
-        h5py.File(path, "r") as old,
-        h5py.File(tmp_path / "b.h5", "w", libver="latest") as new,
-    ):
+    with h5py.File(path, "r") as old, h5py.File(tmp_path / "b.h5", "w", libver="latest") as new:
         for name in old:
             old.copy(name, new)
     with writer(tmp_path / "b.h5", "a", "latest", then) as child:

@@ -12,13 +12,7 @@ from PIL import Image
 
 import mmreplay as mr
 from mmreplay.convert import base, registry
-from mmreplay.errors import (
-    CorruptError,
-    FailedError,
-    FormatError,
-    SchemaError,
-    SourceError,
-)
+from mmreplay.errors import CorruptError, FailedError, FormatError, SchemaError, SourceError
 from tests.convert.contract import error_of, text_of
 
 LENGTHS = (4, 1, 6)
@@ -74,16 +68,16 @@ def write(folder, data, version="v3.0", files=2, **info):
         table = {key: column(values[rows]) for key, values in data.items()}
         pq.write_table(pa.table(table), section / name)
     features = {
-        key: {
-            "dtype": "image" if v.ndim == 4 else str(v.dtype),
-            "shape": [*v.shape[1:]],
-        }
+        key: {"dtype": "image" if v.ndim == 4 else str(v.dtype), "shape": [*v.shape[1:]]}
         for key, v in data.items()
     }
     told_ = {
-        "codebase_version": version, "total_episodes": total, "fps": 10,
-        "total_frames": len(episodes), "features": features,
-    }  # fmt: skip
+        "codebase_version": version,
+        "total_episodes": total,
+        "fps": 10,
+        "total_frames": len(episodes),
+        "features": features,
+    }
     (folder / "meta").mkdir()
     (folder / "meta" / "info.json").write_text(json.dumps(told_ | info))
     return folder
@@ -99,9 +93,7 @@ def test_frames_come_episode_by_episode(tmp_path, rng, version):
     assert [doubt[:11] for doubt in report.doubts] == ["'next.done'"]
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
         rows = buffer.gather_all()
-        lengths = [
-            len(each) for each in buffer.episodes.episodes(0).begin.reshape(-1, 1)
-        ]
+        lengths = [len(each) for each in buffer.episodes.episodes(0).begin.reshape(-1, 1)]
         assert len(lengths) == 3
         assert buffer.metadata.user["lerobot"]["fps"] == 10
     for name, ours in (
@@ -135,9 +127,7 @@ def test_what_done_means_can_be_said(tmp_path, rng):
         with mr.ReplayBuffer.open(tmp_path / name) as buffer:
             ends = np.flatnonzero(buffer.gather_all()[role]).tolist()
         assert ends == ([4, 10] if name == "over" else [3, 4, 10])
-    with pytest.raises(
-        SchemaError, match=r"be one of terminated, truncated, got 'both'\."
-    ):
+    with pytest.raises(SchemaError, match=r"be one of terminated, truncated, got 'both'\."):
         mr.load(folder, tmp_path / "both", done="both")
 
 
@@ -145,9 +135,7 @@ def test_videos_are_refused_or_left_out(tmp_path, rng):
     data = frames(rng)
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
     folder = write(tmp_path / "set", data, features=features)
-    with pytest.raises(
-        FormatError, match=r"'observation\.images\.top' is stored as video\."
-    ):
+    with pytest.raises(FormatError, match=r"'observation\.images\.top' is stored as video\."):
         mr.load(folder, tmp_path / "buffer")
     report = mr.load(folder, tmp_path / "buffer", video="skip")
     assert any("is kept as video, and was left out" in note for note in report.notes)
@@ -165,8 +153,7 @@ def test_without_pyav_the_message_says_what_to_install(tmp_path, rng, monkeypatc
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
     folder = write(tmp_path / "set", frames(rng), "v2.1", features=features)
     with pytest.raises(
-        FormatError,
-        match=r"000000\.mp4 does not exist, but .* 'observation.images.top'",
+        FormatError, match=r"000000\.mp4 does not exist, but .* 'observation.images.top'"
     ):
         mr.load(folder, tmp_path / "buffer", video="decode")
     for episode in range(3):
@@ -201,9 +188,7 @@ class Film:
         pass
 
 
-def test_frames_of_videos_are_not_weighed_against_the_tables(
-    tmp_path, rng, monkeypatch
-):
+def test_frames_of_videos_are_not_weighed_against_the_tables(tmp_path, rng, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", Film())
     features = {"observation.images.top": {"dtype": "video", "shape": [480, 640, 3]}}
     folder = write(tmp_path / "set", frames(rng, (2000,)), "v2.1", features=features)
@@ -238,15 +223,11 @@ def test_a_done_that_is_no_flag_is_refused(tmp_path, rng):
     data = frames(rng)
     data["next.done"] = np.where(np.arange(11) == 6, np.nan, data["next.done"])
     folder = write(tmp_path / "set", data)
-    with pytest.raises(
-        SourceError, match=r"'next.done' .*got NaN or no value in row 6"
-    ):
+    with pytest.raises(SourceError, match=r"'next.done' .*got NaN or no value in row 6"):
         mr.load(folder, tmp_path / "buffer")
     data["next.done"] = np.zeros((11, 2), np.float32)
     folder = write(tmp_path / "other", data)
-    with pytest.raises(
-        FormatError, match=r"'next.done' must .* 11 rows of float32\[2\]"
-    ):
+    with pytest.raises(FormatError, match=r"'next.done' must .* 11 rows of float32\[2\]"):
         mr.load(folder, tmp_path / "buffer")
 
 
@@ -275,9 +256,7 @@ def test_files_that_differ_are_refused(tmp_path, rng):
     folder = write(tmp_path / "set", frames(rng))
     path = folder / "data" / "chunk-000" / "file-001.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["action"]), path)
-    with pytest.raises(
-        FormatError, match=r"lacks column 'action', unlike .*-000\.parq"
-    ):
+    with pytest.raises(FormatError, match=r"lacks column 'action', unlike .*-000\.parq"):
         mr.load(folder, tmp_path / "buffer")
     path.unlink()
     report = mr.load(folder, tmp_path / "buffer")
@@ -291,9 +270,10 @@ def test_files_may_have_other_widths_and_orders_and_no_rows(tmp_path, rng):
     path = chunk / "file-001.parquet"
     table = pq.read_table(path)
     table = table.set_column(
-        table.column_names.index("action"), "action",
+        table.column_names.index("action"),
+        "action",
         table["action"].combine_chunks().cast(pa.list_(pa.float64(), 2)),
-    )  # fmt: skip
+    )
     pq.write_table(table.select(table.column_names[::-1]), path)
     pq.write_table(table.slice(0, 0), chunk / "file-002.parquet")
     report = mr.load(folder, tmp_path / "buffer", done="terminated", strict=True)
@@ -301,9 +281,7 @@ def test_files_may_have_other_widths_and_orders_and_no_rows(tmp_path, rng):
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
         rows = buffer.gather_all()
     np.testing.assert_array_equal(rows["action"], data["action"].astype(float))
-    np.testing.assert_array_equal(
-        rows["observation"]["state"], data["observation.state"]
-    )
+    np.testing.assert_array_equal(rows["observation"]["state"], data["observation.state"])
 
 
 def test_numbers_that_an_edit_made_floats_are_read(tmp_path, rng):
@@ -322,10 +300,12 @@ def test_numbers_that_an_edit_made_floats_are_read(tmp_path, rng):
 @pytest.mark.parametrize(
     ("odd", "got"),
     [
-        (0.5, "got 0.5 in row 3"), (np.nan, "got nan in row 3"),
-        ("a", "got other values"), (None, "lacks a value in row 3"),
+        (0.5, "got 0.5 in row 3"),
+        (np.nan, "got nan in row 3"),
+        ("a", "got other values"),
+        (None, "lacks a value in row 3"),
     ],
-)  # fmt: skip
+)
 def test_an_episode_index_that_is_no_number_is_refused(tmp_path, rng, odd, got):
     folder = write(tmp_path / "set", frames(rng), files=1)
     path = folder / "data" / "chunk-000" / "file-000.parquet"
@@ -372,12 +352,8 @@ def test_a_damaged_image_is_named(tmp_path, rng):
     held = table["observation.images.top"].to_pylist()
     held[1]["bytes"] = held[1]["bytes"][:60]
     place = table.column_names.index("observation.images.top")
-    pq.write_table(
-        table.set_column(place, "observation.images.top", pa.array(held)), path
-    )
-    with pytest.raises(
-        CorruptError, match="row 1 is not a complete JPEG or PNG image of"
-    ):
+    pq.write_table(table.set_column(place, "observation.images.top", pa.array(held)), path)
+    with pytest.raises(CorruptError, match="row 1 is not a complete JPEG or PNG image of"):
         mr.load(folder, tmp_path / "buffer")
 
 
@@ -460,11 +436,7 @@ def test_a_frame_of_no_task_has_an_empty_text_and_is_a_doubt(tmp_path):
     [
         ("v3.0", {"numbers": (0, 1, 1)}, "no number twice, got 1"),
         ("v2.1", {"numbers": (0, 1, 1)}, "no number twice, got 1"),
-        (
-            "v2.1",
-            {"numbers": (0, 1, -1)},
-            "a number from 0 on for each task, .* got -1",
-        ),
+        ("v2.1", {"numbers": (0, 1, -1)}, "a number from 0 on for each task, .* got -1"),
         ("v3.0", {"numbers": (0.0, 1.5, 2.0)}, "a number from 0 on .* got 1.5"),
         ("v2.1", {"tasks": [1, 2, 3]}, "line 1 must have a number 'task_index'"),
         ("v3.0", {"tasks": [1, 2, 3]}, "must be text in at most"),
@@ -518,14 +490,13 @@ def test_columns_of_text_come_with_tasks(
         write_tasks(tmp_path / "set", "v3.0")
     if fields is not None:
         fields = [*fields, "observation.state", "action"]
-    mr.load(
-        tmp_path / "set", tmp_path / "buffer", engine=engine, fields=fields, **section
-    )
+    mr.load(tmp_path / "set", tmp_path / "buffer", engine=engine, fields=fields, **section)
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
         rows = buffer.gather_all()
         found = {path: rows[path].text() for path in buffer.schema.varying}
     known = {
-        "note": ("note", NOTES), "own": ("task", NOTES),
+        "note": ("note", NOTES),
+        "own": ("task", NOTES),
         "task": ("task", [TASKS[row % 3] for row in range(11)]),
-    }  # fmt: skip
+    }
     assert found == {known[each][0]: known[each][1][retained] for each in expected}

@@ -36,9 +36,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if torch.version.cuda is None:
     _operators = torch.library.Library("torchvision", "DEF")
     for _name in ("nms", "qnms"):
-        _operators.define(
-            f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
+        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import datasets  # noqa: E402
 from lerobot.datasets import lerobot_dataset  # noqa: E402
@@ -79,19 +77,17 @@ def _with_newer_libraries(monkeypatch, tmp_path):
         monkeypatch.setattr(lerobot_dataset, "decode_video_frames", decode)
     encode = datasets.features.features.Value.encode_example
     monkeypatch.setattr(
-        datasets.features.features.Value, "encode_example",
-        lambda self, value: encode(
-            self, value.item() if getattr(value, "size", 0) == 1 else value
-        ),
-    )  # fmt: skip
+        datasets.features.features.Value,
+        "encode_example",
+        lambda self, value: encode(self, value.item() if getattr(value, "size", 0) == 1 else value),
+    )
     item = datasets.Dataset.__getitem__
     if V2:
         monkeypatch.setattr(
-            datasets.Dataset, "__getitem__",
-            lambda self, key: (
-                list(item(self, key)) if isinstance(key, str) else item(self, key)
-            ),
-        )  # fmt: skip
+            datasets.Dataset,
+            "__getitem__",
+            lambda self, key: list(item(self, key)) if isinstance(key, str) else item(self, key),
+        )
 
 
 def number(shape, names=None):
@@ -115,9 +111,8 @@ def record(root, takes, dtype="video", cameras=CAMERAS, extra=(), texts=()):
         **{name: {"dtype": "string", "shape": (1,), "names": None} for name in texts},
     }
     made = LeRobotDataset.create(
-        repo_id="me/set", fps=FPS, features=features, root=root,
-        use_videos=dtype == "video",
-    )  # fmt: skip
+        repo_id="me/set", fps=FPS, features=features, root=root, use_videos=dtype == "video"
+    )
     rng = np.random.default_rng(0)
     kept = 0
     for length, keep in takes:
@@ -227,10 +222,12 @@ def test_sets_of_names_like_droid_are_read_as_the_library_reads_them(tmp_path):
     }
     texts = ("language_instruction", "building", "task_category")
     root = record(
-        tmp_path / "set", [(n, True) for n in (4, 9, 1)], "image",
+        tmp_path / "set",
+        [(n, True) for n in (4, 9, 1)],
+        "image",
         extra=(*joined, "action_original", "discount", "camera_extrinsics.wrist_left"),
         texts=texts,
-    )  # fmt: skip
+    )
     notes = compare(root, tmp_path / "buffer", joined)
     for own, path in joined.items():
         assert any(f"{own!r} became field {path!r}" in note for note in notes)
@@ -252,20 +249,19 @@ def test_edited_sets_are_read_as_the_library_reads_them(tmp_path):
     )
     dataset_tools.merge_datasets(
         [opened("two"), opened("less"), opened("one")],
-        output_repo_id="me/more", output_dir=tmp_path / "more",
-    )  # fmt: skip
+        output_repo_id="me/more",
+        output_dir=tmp_path / "more",
+    )
     # It refuses to split sets with frames of no episode.
     dataset_tools.split_dataset(
-        opened("one"), {"train": [0, 2, 4], "val": [5, 1]},
-        output_dir=tmp_path / "split",
-    )  # fmt: skip
+        opened("one"), {"train": [0, 2, 4], "val": [5, 1]}, output_dir=tmp_path / "split"
+    )
     dataset_tools.remove_feature(
         opened("two"), ["next.done"], output_dir=tmp_path / "ends", repo_id="me/ends"
     )
     dataset_tools.remove_feature(
-        opened("less"), [WRIST, "next.reward"], output_dir=tmp_path / "sight",
-        repo_id="me/sight",
-    )  # fmt: skip
+        opened("less"), [WRIST, "next.reward"], output_dir=tmp_path / "sight", repo_id="me/sight"
+    )
     made = [path.parent.parent for path in tmp_path.rglob("meta/info.json")]
     assert len(made) == 8
     for root in made:
@@ -307,10 +303,7 @@ def test_frames_that_were_moved_are_found_as_the_library_finds_them(tmp_path, la
         ]
     change_meta(root, **columns)
     compare(root, tmp_path / "buffer")
-    film(
-        root / "videos" / TOP / "chunk-000" / "file-000.mp4",
-        [code(0, n) for n in range(3)],
-    )
+    film(root / "videos" / TOP / "chunk-000" / "file-000.mp4", [code(0, n) for n in range(3)])
     if (0, 0) in layouts[TOP]:
         with pytest.raises(CorruptError, match="has 3 frames by its header"):
             mr.load(root, tmp_path / "short", video="decode")

@@ -85,18 +85,13 @@ def test_cameras_may_lie_in_any_files_in_any_order(tmp_path, seed):
     codec = list(CODECS.values())[seed % len(CODECS)]
     make(tmp_path / "set", lengths, {TOP: layout(), WRIST: layout()}, video=codec)
     _, found = load(tmp_path / "set", tmp_path / "buffer")
-    assert found == {
-        FIELD: wanted(lengths, 0),
-        "observation/images/wrist": wanted(lengths, 1),
-    }
+    assert found == {FIELD: wanted(lengths, 0), "observation/images/wrist": wanted(lengths, 1)}
 
 
 def test_the_decoder_seeks_at_most_once_an_episode(tmp_path, monkeypatch):
     seeks, frames_ = [], []
     seek, forward = images._Video._seek, images._Video._forward
-    monkeypatch.setattr(
-        images._Video, "_seek", lambda self, s: (seeks.append(s), seek(self, s))
-    )
+    monkeypatch.setattr(images._Video, "_seek", lambda self, s: (seeks.append(s), seek(self, s)))
     monkeypatch.setattr(
         images._Video, "_forward", lambda self, s: (frames_.append(s), forward(self, s))
     )
@@ -124,8 +119,7 @@ def test_rows_that_were_removed_leave_their_frames(tmp_path, rng):
         for doubt in report.doubts
     )
     assert any(
-        "says length 10 of episode 0, and the data has 7" in doubt
-        for doubt in report.doubts
+        "says length 10 of episode 0, and the data has 7" in doubt for doubt in report.doubts
     )
 
 
@@ -154,22 +148,10 @@ def test_times_that_are_no_numbers_are_refused(tmp_path, rng):
     [
         # The file is too short.
         ([0, 1], None, r"has 5 frames by its header, but video '.*' has 11 rows there"),
-        (
-            [0, 1, 2],
-            [0.0, 0.4, 0.8],
-            r"no frame at 1\.1000 s, which frame 3 of episode",
-        ),
-        (
-            [0, 1, 2],
-            [0.0, 0.4, 7.0],
-            r"no frame at 7\.0000 s, which frame 0 of episode",
-        ),
+        ([0, 1, 2], [0.0, 0.4, 0.8], r"no frame at 1\.1000 s, which frame 3 of episode"),
+        ([0, 1, 2], [0.0, 0.4, 7.0], r"no frame at 7\.0000 s, which frame 0 of episode"),
         # Between two frames.
-        (
-            [0, 1, 2],
-            [0.0, 0.45, 0.5],
-            r"no frame at 0\.4500 s, which frame 0 of episode",
-        ),
+        ([0, 1, 2], [0.0, 0.45, 0.5], r"no frame at 0\.4500 s, which frame 0 of episode"),
     ],
 )
 def test_a_missing_frame_is_refused(tmp_path, layout, starts, match):
@@ -200,14 +182,8 @@ def test_a_truncated_video_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (
-            {"from_timestamp": [0.0, np.nan, 0.5]},
-            r"must be at least 0, got 0, 0 and nan",
-        ),
-        (
-            {"from_timestamp": [0.0, np.inf, 0.5]},
-            r"must be at least 0, got 0, 0 and inf",
-        ),
+        ({"from_timestamp": [0.0, np.nan, 0.5]}, r"must be at least 0, got 0, 0 and nan"),
+        ({"from_timestamp": [0.0, np.inf, 0.5]}, r"must be at least 0, got 0, 0 and inf"),
         ({"from_timestamp": [0.0, -0.1, 0.5]}, r"got 0, 0 and -0\.1 of episode 1"),
         ({"chunk_index": [0, -1, 0]}, r"must be at least 0, got -1, 0 and 0\.4"),
         ({"file_index": [0, 0, 1 << 40]}, r"must be at least 0, got 0, 1\.09"),
@@ -220,10 +196,7 @@ def test_a_truncated_video_is_named(tmp_path):
             r"file_index' must hold whole numbers, got 0\.5 in row 1\. Download the "
             r"dataset again, or pass video='skip'\.$",
         ),
-        (
-            {"chunk_index": [0.0, 0.0, 0.25]},
-            r"chunk_index' must .*, got 0\.25 in row 2",
-        ),
+        ({"chunk_index": [0.0, 0.0, 0.25]}, r"chunk_index' must .*, got 0\.25 in row 2"),
         ({"file_index": [np.nan, 0.0, 0.0]}, r"must hold whole numbers, got nan in r"),
         ({"file_index": [0.0, np.inf, 0.0]}, r"must hold whole numbers, got inf in r"),
     ],
@@ -239,14 +212,15 @@ def test_addresses_that_are_none_are_refused(tmp_path, change, match):
 
 def test_whole_numbers_may_be_stored_as_floats(tmp_path):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, -2, 1, 2]}})
-    floats = {
-        f"videos/{TOP}/{name}": [0.0] * 3 for name in ("chunk_index", "file_index")
-    }
+    floats = {f"videos/{TOP}/{name}": [0.0] * 3 for name in ("chunk_index", "file_index")}
     starts = np.cumsum([0, *LENGTHS[:-1]]).astype(float)
     change_meta(
-        folder, episode_index=[0.0, 1.0, 2.0], length=[float(n) for n in LENGTHS],
-        dataset_from_index=starts.tolist(), **floats,
-    )  # fmt: skip
+        folder,
+        episode_index=[0.0, 1.0, 2.0],
+        length=[float(n) for n in LENGTHS],
+        dataset_from_index=starts.tolist(),
+        **floats,
+    )
     report, found = load(folder, tmp_path / "buffer")
     assert found[FIELD] == wanted(LENGTHS)
     assert not any(str(lerobot_episodes.EPISODES) in doubt for doubt in report.doubts)
@@ -279,9 +253,10 @@ def test_episodes_go_by_their_number_not_by_their_row(tmp_path, rng):
     order = [2, 0, 1]
     table = {"episode_index": numbers[order].tolist()}
     for name, values in (
-        ("length", LENGTHS), ("dataset_from_index", (0, 4, 5)),
+        ("length", LENGTHS),
+        ("dataset_from_index", (0, 4, 5)),
         (f"videos/{TOP}/from_timestamp", (0.9, 0.0, 0.3)),
-    ):  # fmt: skip
+    ):
         table[name] = [values[number] for number in order]
     change_meta(folder, **table)
     report, found = load(folder, tmp_path / "buffer")
@@ -307,17 +282,23 @@ SECTIONS = ({}, {"episodes": slice(0, 1)}, {"rows": slice(5, 11)})
     ("starts", "stops", "match"),
     [
         # The recorder lost a frame of the first episode.
-        ([0.0, 0.3, 0.4], [0.3, 0.4, 1.0],
-         r"'.*top' of episode 0 end at 0\.3000 s, but the frame of its last row begins "
-         r"at 0\.3000 s\. Download the dataset again, or pass video='skip'\."),
+        (
+            [0.0, 0.3, 0.4],
+            [0.3, 0.4, 1.0],
+            r"'.*top' of episode 0 end at 0\.3000 s, but the frame of its last row begins "
+            r"at 0\.3000 s\. Download the dataset again, or pass video='skip'\.",
+        ),
         ([0.0, 0.4, 0.5], [0.4, 0.5, 0.9], r"of episode 2 end at 0\.9000 s, but the f"),
-        ([0.0, 0.3, 0.5], None,
-         r"file-000\.mp4: the last row of episode 0 of '.*top' is at 0\.3000 s, but "
-         r"episode 1 begins at 0\.3000 s\. Download the dataset again, or pass video="),
+        (
+            [0.0, 0.3, 0.5],
+            None,
+            r"file-000\.mp4: the last row of episode 0 of '.*top' is at 0\.3000 s, but "
+            r"episode 1 begins at 0\.3000 s\. Download the dataset again, or pass video=",
+        ),
         ([0.0, 0.4, 0.0], None, r"of episode [02] of .* but episode [02] begins at 0"),
         ([0.0, 0.0, 0.0], [1.1, 1.1, 1.1], r"the last row of episode \d of '.*top' is"),
     ],
-)  # fmt: skip
+)
 def test_frames_that_two_rows_would_have_are_refused_before_any_is_decoded(
     tmp_path, monkeypatch, section, starts, stops, match
 ):
@@ -338,9 +319,7 @@ def test_addresses_are_refused_where_two_rows_have_one_frame(tmp_path, seed):
     lengths = rng.integers(1, 4, 3)
     files, begins = rng.integers(0, 2, 3), rng.integers(0, 10, 3)
     codes = np.full((2, 13), SURPLUS)
-    taken = [
-        (files[e], begins[e] + n) for e, many in enumerate(lengths) for n in range(many)
-    ]
+    taken = [(files[e], begins[e] + n) for e, many in enumerate(lengths) for n in range(many)]
     for (file, at), each in zip(taken, wanted(lengths), strict=True):
         codes[file, at] = each
     # All frames of both files.
@@ -358,9 +337,7 @@ def test_addresses_are_refused_where_two_rows_have_one_frame(tmp_path, seed):
     if len(set(taken)) == len(taken):
         assert load(folder, tmp_path / "buffer")[1][FIELD] == wanted(lengths)
     else:
-        with pytest.raises(
-            FormatError, match=r"the last row of episode .* but episode"
-        ):
+        with pytest.raises(FormatError, match=r"the last row of episode .* but episode"):
             load(folder, tmp_path / "buffer")
 
 
@@ -410,8 +387,7 @@ def test_an_episode_at_several_addresses_has_frames_of_its_own(tmp_path, rng):
     data["timestamp"][3] = 0.1
     folder = make(tmp_path / "twice", LENGTHS, {TOP: {(0, 0): [1, 0, 2]}}, data=data)
     with pytest.raises(
-        FormatError,
-        match=r"the last row of episode 0 .* is at 0\.2000 s, but episode 0",
+        FormatError, match=r"the last row of episode 0 .* is at 0\.2000 s, but episode 0"
     ):
         load(folder, tmp_path / "other")
 
@@ -431,8 +407,7 @@ def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, section):
     codes = np.delete(wanted(LENGTHS), 7)
     film(folder / "videos" / TOP / "chunk-000" / "file-000.mp4", codes)
     with pytest.raises(
-        CorruptError,
-        match=r"has 10 frames by its header, but video '.*top' has 11 rows",
+        CorruptError, match=r"has 10 frames by its header, but video '.*top' has 11 rows"
     ):
         load(folder, tmp_path / "buffer", **section)
 
@@ -440,13 +415,16 @@ def test_a_file_of_fewer_frames_than_rows_is_refused(tmp_path, section):
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path):
     folder = make(tmp_path / "set", LENGTHS, {TOP: {(0, 0): [0, 1, 2]}})
     for template in (
-        "../{video_key}.mp4", "/tmp/{video_key}.mp4", "{video_key.__class__}.mp4", "",
-        "videos/{episode_chunk}/a.mp4", "videos/{chunk_index!r}.mp4", "a\0.mp4",
-    ):  # fmt: skip
+        "../{video_key}.mp4",
+        "/tmp/{video_key}.mp4",
+        "{video_key.__class__}.mp4",
+        "",
+        "videos/{episode_chunk}/a.mp4",
+        "videos/{chunk_index!r}.mp4",
+        "a\0.mp4",
+    ):
         change_info(folder, video_path=template)
-        with pytest.raises(
-            FormatError, match=r"video_path of info\.json must be a path"
-        ):
+        with pytest.raises(FormatError, match=r"video_path of info\.json must be a path"):
             load(folder, tmp_path / "buffer")
     path = folder / "videos" / TOP / "chunk-000" / "file-000.mp4"
     os.replace(path, folder / f"0-{TOP}-00000.mp4")
@@ -456,9 +434,7 @@ def test_a_path_that_leads_elsewhere_is_refused(tmp_path):
 
 def test_in_v2_each_episode_has_a_file(tmp_path, rng):
     features = {TOP: {"dtype": "video", "shape": [64, 64, 3]}}
-    folder = write(
-        tmp_path / "set", frames(rng), "v2.1", features=features, chunks_size=2
-    )
+    folder = write(tmp_path / "set", frames(rng), "v2.1", features=features, chunks_size=2)
     for number, length in enumerate(LENGTHS):
         codes = [code(number, frame) for frame in range(length)] + [SURPLUS] * number
         where = folder / "videos" / f"chunk-{number // 2:03d}" / TOP
@@ -472,9 +448,7 @@ def test_in_v2_each_episode_has_a_file(tmp_path, rng):
     ):
         load(folder, tmp_path / "short")
     change_info(folder, chunks_size=0)
-    with pytest.raises(
-        FormatError, match=r"chunks_size of info\.json must be at least 1"
-    ):
+    with pytest.raises(FormatError, match=r"chunks_size of info\.json must be at least 1"):
         load(folder, tmp_path / "other")
 
 
@@ -487,17 +461,12 @@ def test_only_videos_of_the_episodes_and_fields_that_are_loaded_are_read(tmp_pat
     with pytest.raises(CorruptError, match=r"file-00[12]\.mp4 cannot be decoded"):
         load(folder, tmp_path / "buffer")
     _, found = load(
-        folder, tmp_path / "two", episodes=slice(0, 2),
-        fields=[TOP, "action", "task_index"],
-    )  # fmt: skip
+        folder, tmp_path / "two", episodes=slice(0, 2), fields=[TOP, "action", "task_index"]
+    )
     assert found == {FIELD: wanted(LENGTHS)[:5]}
-    _, found = load(
-        folder, tmp_path / "last", episodes=slice(2, 3), fields=[WRIST, "action"]
-    )
+    _, found = load(folder, tmp_path / "last", episodes=slice(2, 3), fields=[WRIST, "action"])
     assert found == {"observation/images/wrist": wanted(LENGTHS, 1)[5:]}
-    report, found = load(
-        folder, tmp_path / "none", fields=["action", "observation.state"]
-    )
+    report, found = load(folder, tmp_path / "none", fields=["action", "observation.state"])
     assert (report.rows, found) == (11, {})
 
 
@@ -526,9 +495,7 @@ def test_a_video_of_frames_of_another_size_is_refused(tmp_path):
             frame = av.VideoFrame.from_ndarray(np.zeros((64, 32, 3), np.uint8), "rgb24")
             video.mux(stream.encode(frame))
         video.mux(stream.encode())
-    with pytest.raises(
-        CorruptError, match=r"frame 4 must have shape \(64, 64, 3\) lik"
-    ):
+    with pytest.raises(CorruptError, match=r"frame 4 must have shape \(64, 64, 3\) lik"):
         load(folder, tmp_path / "buffer")
 
 

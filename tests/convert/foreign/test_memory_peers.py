@@ -26,14 +26,10 @@ def test_transitions_of_tmrl_are_the_ones_it_draws(theirs, tmp_path, rng):
     starts = [i for i in range(len(memory)) if not memory.data[6][i]]
     assert len(found["action"]) == len(starts)
     for row, start in enumerate(starts):
-        seen, action, reward, after, terminated, truncated, _ = memory.get_transition(
-            start
-        )
+        seen, action, reward, after, terminated, truncated, _ = memory.get_transition(start)
         for part in (0, 1):
             np.testing.assert_array_equal(found[f"observation/{part}"][row], seen[part])
-            np.testing.assert_array_equal(
-                found[f"next_observation/{part}"][row], after[part]
-            )
+            np.testing.assert_array_equal(found[f"next_observation/{part}"][row], after[part])
         np.testing.assert_array_equal(found["action"][row], action)
         assert found["reward"][row] == reward
         assert found["terminated"][row] == terminated

@@ -131,9 +131,7 @@ class Opened:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("indices", [[0, 1, 2], [2, 0], [1]])
-def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(
-    tmp_path, rng, kind, indices
-):
+def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(tmp_path, rng, kind, indices):
     episodes = made(rng)
     dataset = Opened(write(tmp_path / "thing-v0", kind, episodes), indices)
     report = mr.load(dataset, tmp_path / "buffer", strict=True)
@@ -144,18 +142,11 @@ def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(
 
 
 @pytest.mark.parametrize(
-    ("indices", "message"),
-    [
-        ([3], "got 3"),
-        ([-1], "got -1"),
-        ([], "got no episode"),
-    ],
+    ("indices", "message"), [([3], "got 3"), ([-1], "got -1"), ([], "got no episode")]
 )
 def test_episodes_missing_in_a_dataset_are_reported(tmp_path, rng, indices, message):
     dataset = Opened(write(tmp_path / "thing-v0", "hdf5", made(rng)), indices)
-    with pytest.raises(
-        SchemaError, match=rf"episode_indices must be .*in \[0, 3\), {message}"
-    ):
+    with pytest.raises(SchemaError, match=rf"episode_indices must be .*in \[0, 3\), {message}"):
         mr.load(dataset, tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 
@@ -220,17 +211,9 @@ def test_infos_come_along_when_asked_for(tmp_path, rng, kind):
             lambda ends: np.stack([ends] * 2, 1),
             r"'truncations' must hold one flag .* got 8 rows of bool\[2",
         ),
-        (
-            1,
-            lambda actions: actions[:4],
-            "must have 8, got 4 rows of 'action' for 8 steps",
-        ),
+        (1, lambda actions: actions[:4], "must have 8, got 4 rows of 'action' for 8 steps"),
         (1, lambda actions: np.repeat(actions, 2), "got 16 rows of 'action' for 8 st"),
-        (
-            0,
-            lambda seen: seen[:-1],
-            "must have 9, got 8 rows of 'observation' for 8 steps",
-        ),
+        (0, lambda seen: seen[:-1], "must have 9, got 8 rows of 'observation' for 8 steps"),
     ],
 )
 def test_what_is_not_one_row_a_step_is_refused(tmp_path, rng, number, change, match):
@@ -269,9 +252,7 @@ def test_other_numbers_in_the_metadata_are_a_doubt(tmp_path, rng):
     report = mr.load(folder, tmp_path / "buffer")
     assert "says total_steps 99, and the data has 14" in report.doubts[0]
     folder = write(tmp_path / "more-v0", "hdf5", made(rng), total_episodes=4)
-    with pytest.raises(
-        FormatError, match=r"has no 'episode_3', but .* says 4 episodes"
-    ):
+    with pytest.raises(FormatError, match=r"has no 'episode_3', but .* says 4 episodes"):
         mr.load(folder, tmp_path / "other")
 
 
@@ -311,9 +292,7 @@ def test_jpeg_is_decoded_and_reported(tmp_path, rng, kind):
         held = packed(pictures(rng, len(each[0])))
         wanted.append([np.array(Image.open(io.BytesIO(data))) for data in held])
         each[0] = held if kind != "hdf5" else strings(held)
-    folder = write(
-        tmp_path / "a-v0", kind, episodes, spaces=(SEEN, DISCRETE), jpeg=True
-    )
+    folder = write(tmp_path / "a-v0", kind, episodes, spaces=(SEEN, DISCRETE), jpeg=True)
     report = mr.load(folder, tmp_path / "buffer")
     assert any("kept as JPEG: it is lossy" in note for note in report.notes)
     got, _ = drawn(tmp_path / "buffer", ["observation"])
@@ -337,12 +316,8 @@ def test_a_damaged_image_is_named_by_its_row(tmp_path, rng, damage):
         "text": b"no image",
     }[damage]
     episodes[0][0] = held
-    folder = write(
-        tmp_path / "a-v0", "arrow", episodes, spaces=(SEEN, DISCRETE), jpeg=True
-    )
-    with pytest.raises(
-        CorruptError, match=r"part-0.arrow: 'observations', row 2 is not"
-    ):
+    folder = write(tmp_path / "a-v0", "arrow", episodes, spaces=(SEEN, DISCRETE), jpeg=True)
+    with pytest.raises(CorruptError, match=r"part-0.arrow: 'observations', row 2 is not"):
         mr.load(folder, tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 
@@ -379,10 +354,7 @@ def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng, kind):
 @pytest.mark.parametrize(
     ("metadata", "match"),
     [
-        (
-            {"data_format": "zip"},
-            "data_format must be hdf5, arrow or parquet, got 'zip'",
-        ),
+        ({"data_format": "zip"}, "data_format must be hdf5, arrow or parquet, got 'zip'"),
         ({"total_episodes": -1}, "total_episodes must be in .*, got -1"),
         ({"total_episodes": 0}, "has no episodes. Record some"),
     ],
@@ -397,9 +369,7 @@ def test_what_goes_out_comes_back(tmp_path, rng):
     episodes = made(rng)
     folder = write(tmp_path / "some" / "thing-v0", "hdf5", episodes)
     mr.load(folder, tmp_path / "buffer")
-    report = mr.export(
-        tmp_path / "buffer", tmp_path / "some" / "other-v3", format="minari"
-    )
+    report = mr.export(tmp_path / "buffer", tmp_path / "some" / "other-v3", format="minari")
     assert report.notes == ()
     data = tmp_path / "some" / "other-v3" / "data"
     content = json.loads((data / "metadata.json").read_text())
@@ -407,9 +377,7 @@ def test_what_goes_out_comes_back(tmp_path, rng):
     assert json.loads(content["action_space"]) == DISCRETE
     assert (content["total_episodes"], content["total_steps"]) == (3, 14)
     mr.load(tmp_path / "some" / "other-v3", tmp_path / "again", strict=True)
-    one, other = (
-        drawn(tmp_path / each, ["observation"])[0] for each in ("buffer", "again")
-    )
+    one, other = (drawn(tmp_path / each, ["observation"])[0] for each in ("buffer", "again"))
     assert_same(one, other)
 
 
@@ -431,9 +399,7 @@ def test_the_space_of_large_images_is_made_anew(tmp_path, rng):
 def test_a_name_that_minari_would_not_take_is_refused(tmp_path, rng):
     mr.load(write(tmp_path / "a-v0", "hdf5", made(rng)), tmp_path / "buffer")
     with pytest.raises(SchemaError, match="as Minari demands, got 'none'"):
-        mr.export(
-            tmp_path / "buffer", tmp_path / "b", format="minari", dataset_id="none"
-        )
+        mr.export(tmp_path / "buffer", tmp_path / "b", format="minari", dataset_id="none")
     assert not (tmp_path / "b").exists()
 
 
@@ -447,10 +413,13 @@ def write_spoken(folder, kind, lengths, change=lambda texts: texts, **parquet):
     data = folder / "data"
     data.mkdir(parents=True)
     content = {
-        "total_episodes": len(lengths), "total_steps": sum(lengths),
-        "data_format": kind, "observation_space": json.dumps(SPOKEN),
-        "action_space": json.dumps(TEXT), "jpeg_encoding": False,
-    }  # fmt: skip
+        "total_episodes": len(lengths),
+        "total_steps": sum(lengths),
+        "data_format": kind,
+        "observation_space": json.dumps(SPOKEN),
+        "action_space": json.dumps(TEXT),
+        "jpeg_encoding": False,
+    }
     (data / "metadata.json").write_text(json.dumps(content))
     for number, steps in enumerate(lengths):
         missions = change([TEXTS[(number + i) % 6] for i in range(steps + 1)])
@@ -474,11 +443,14 @@ def write_spoken(folder, kind, lengths, change=lambda texts: texts, **parquet):
         )
         batch = pa.table(
             [
-                observations, pa.array([*actions, None]), pa.array(np.ones(steps + 1)),
-                pa.array(ends), pa.array(np.zeros(steps + 1, bool)),
+                observations,
+                pa.array([*actions, None]),
+                pa.array(np.ones(steps + 1)),
+                pa.array(ends),
+                pa.array(np.zeros(steps + 1, bool)),
             ],
             names=NAMES,
-        )  # fmt: skip
+        )
         (data / str(number)).mkdir()
         if kind == "parquet":
             pq.write_table(batch, data / str(number) / "part-0.parquet", **parquet)
@@ -493,17 +465,15 @@ def write_spoken(folder, kind, lengths, change=lambda texts: texts, **parquet):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("hdf5", {}), ("arrow", {}), ("parquet", {"use_dictionary": False}),
+        ("hdf5", {}),
+        ("arrow", {}),
+        ("parquet", {"use_dictionary": False}),
         ("parquet", {"use_dictionary": True}),
     ],
-)  # fmt: skip
-def test_texts_come_with_what_followed_them(
-    tmp_path, kind, options, rows_per_block, monkeypatch
-):
+)
+def test_texts_come_with_what_followed_them(tmp_path, kind, options, rows_per_block, monkeypatch):
     if rows_per_block:
-        monkeypatch.setattr(
-            "mmreplay.datasets.common.fragments.VALUES_NBYTES", rows_per_block * 96
-        )
+        monkeypatch.setattr("mmreplay.datasets.common.fragments.VALUES_NBYTES", rows_per_block * 96)
     lengths = (5, 1, 8)
     folder = write_spoken(tmp_path / "spoken-v0", kind, lengths, **options)
     report = mr.load(folder, tmp_path / "buffer")
@@ -517,8 +487,9 @@ def test_texts_come_with_what_followed_them(
         assert rows["observation/mission"].text() == missions
         actions = [
             TEXTS[(n + 2 * i) % 6] if i < lengths[n] else ""
-            for n in range(3) for i in range(lengths[n] + 1)
-        ]  # fmt: skip
+            for n in range(3)
+            for i in range(lengths[n] + 1)
+        ]
         assert rows["action"].text() == actions
         ends = np.cumsum([steps + 1 for steps in lengths]) - 2
         batch = buffer.take(np.zeros(3, int), ends)
@@ -528,30 +499,22 @@ def test_texts_come_with_what_followed_them(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_that_is_longer_than_its_space_is_refused(tmp_path, kind):
-    folder = write_spoken(
-        tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", "y" * 49, "z"]
-    )
+    folder = write_spoken(tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", "y" * 49, "z"])
     with pytest.raises(CorruptError, match="row 1 must have 0 to 48 items, got 49"):
         mr.load(folder, tmp_path / "buffer")
     assert not (tmp_path / "buffer").exists()
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
-    folder = write_spoken(
-        tmp_path / "spoken-v0", "hdf5", (2,), lambda texts: [b"x", b"\xff", b"z"]
-    )
+    folder = write_spoken(tmp_path / "spoken-v0", "hdf5", (2,), lambda texts: [b"x", b"\xff", b"z"])
     with pytest.raises(CorruptError, match="row 1 must be UTF-8, got text that is not"):
         mr.load(folder, tmp_path / "buffer")
 
 
 @pytest.mark.parametrize("kind", ["arrow", "parquet"])
 def test_a_text_that_is_missing_is_refused(tmp_path, kind):
-    folder = write_spoken(
-        tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", None, "z"]
-    )
-    with pytest.raises(
-        SourceError, match=r"observations/mission.* lacks a value in row 1\."
-    ):
+    folder = write_spoken(tmp_path / "spoken-v0", kind, (2,), lambda texts: ["x", None, "z"])
+    with pytest.raises(SourceError, match=r"observations/mission.* lacks a value in row 1\."):
         mr.load(folder, tmp_path / "buffer")
 
 

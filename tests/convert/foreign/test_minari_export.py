@@ -50,8 +50,7 @@ def contents(path):
         if isinstance(item, h5py.Dataset):
             found[name] = (item.dtype, item.shape, item[()].tobytes())
         found[f"{name}@"] = {
-            key: (value.dtype, value.shape, value.tobytes())
-            for key, value in item.attrs.items()
+            key: (value.dtype, value.shape, value.tobytes()) for key, value in item.attrs.items()
         }
 
     with h5py.File(path) as file:
@@ -60,9 +59,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize("limit", [0, 3000])
-def test_episodes_written_in_blocks_equal_those_written_at_once(
-    tmp_path, rng, monkeypatch, limit
-):
+def test_episodes_written_in_blocks_equal_those_written_at_once(tmp_path, rng, monkeypatch, limit):
     ends = [0, 1, 5, 400, 401, 799]
     source = record(tmp_path / "buffer", rng, 900, ends)
     monkeypatch.setattr("mmreplay.convert.base.BLOCK_NBYTES", 4000)
@@ -89,9 +86,7 @@ def test_an_episode_of_one_step_takes_little_disk_space(tmp_path, rng):
     # Headers of six datasets and their group; chunks of their own took 14 KB.
     assert report.nbytes < 500 * 4000
     mr.load(tmp_path / "a-v0", tmp_path / "back", fields=["observation", "reward"])
-    one, other = (
-        drawn(tmp_path / each, ["observation/b"])[0] for each in ("buffer", "back")
-    )
+    one, other = (drawn(tmp_path / each, ["observation/b"])[0] for each in ("buffer", "back"))
     names = ["observation/a", "observation/b", "reward"]
     assert_same({n: one[n] for n in names}, {n: other[n] for n in names})
 
@@ -101,9 +96,7 @@ def test_a_dataset_is_replaced_and_a_folder_with_more_is_not(tmp_path, rng):
     target = tmp_path / "a-v0"
     mr.export(source, target, format="minari")
     whole = contents(target / "data" / "main_data.hdf5")
-    with pytest.raises(
-        FormatError, match=r"already exists\. Choose another path, or pass"
-    ):
+    with pytest.raises(FormatError, match=r"already exists\. Choose another path, or pass"):
         mr.export(source, target, format="minari")
     mr.export(source, target, format="minari", overwrite=True)
     assert contents(target / "data" / "main_data.hdf5") == whole

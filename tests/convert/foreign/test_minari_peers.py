@@ -30,17 +30,19 @@ def record(name, env_id, data_format="hdf5", episodes=4, limit=30):
         collector.action_space.seed(seed)
         done = False
         while not done:
-            *_, terminated, truncated, _ = collector.step(
-                collector.action_space.sample()
-            )
+            *_, terminated, truncated, _ = collector.step(collector.action_space.sample())
             done = terminated or truncated
     collector.reset(seed=9)
     collector.step(collector.action_space.sample())
     dataset = collector.create_dataset(
-        dataset_id=name, algorithm_name="random", author="a", author_email="a@b",
+        dataset_id=name,
+        algorithm_name="random",
+        author="a",
+        author_email="a@b",
         code_permalink="c",
-        description="d", eval_env=env_id,
-    )  # fmt: skip
+        description="d",
+        eval_env=env_id,
+    )
     collector.close()
     return dataset
 
@@ -75,11 +77,17 @@ def make(name, observations, actions, observation_space, action_space, **options
             )
         )
     return minari.create_dataset_from_buffers(
-        name, buffers, observation_space=observation_space, action_space=action_space,
-        algorithm_name="x", author="a", author_email="a@b", code_permalink="c",
+        name,
+        buffers,
+        observation_space=observation_space,
+        action_space=action_space,
+        algorithm_name="x",
+        author="a",
+        author_email="a@b",
+        code_permalink="c",
         description="d",
         **options,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
@@ -133,8 +141,7 @@ def nested_data(rng, count=3, steps=6):
         }
 
     actions = [
-        {"turn": rng.integers(0, 4, steps), "go": rng.random((steps, 3))}
-        for _ in range(count)
+        {"turn": rng.integers(0, 4, steps), "go": rng.random((steps, 3))} for _ in range(count)
     ]
     return [many(steps + 1) for _ in range(count)], actions
 
@@ -142,9 +149,7 @@ def nested_data(rng, count=3, steps=6):
 @pytest.mark.parametrize("data_format", FORMATS)
 def test_dicts_and_tuples_come_in_and_go_out_again(tmp_path, rng, data_format):
     observations, actions = nested_data(rng)
-    dataset = make(
-        "nested-v0", observations, actions, *nested_spaces(), data_format=data_format
-    )
+    dataset = make("nested-v0", observations, actions, *nested_spaces(), data_format=data_format)
     mr.load(tmp_path / "datasets/nested-v0", tmp_path / "buffer")
     paths = ["pose", "grid", "pair/0", "pair/1"]
     found, _ = drawn(tmp_path / "buffer", [f"observation/{each}" for each in paths])
@@ -167,18 +172,15 @@ def test_datasets_that_minari_edits_are_what_it_reads(tmp_path, rng, data_format
     options = {"data_format": data_format}
     half = len(lengths) // 2
     whole = make("mine/whole-v0", observations, actions, *spaces, **options)
-    first = make(
-        "mine/half-v0", observations[:half], actions[:half], *spaces, **options
-    )
-    other = make(
-        "mine/rest-v0", observations[half:], actions[half:], *spaces, **options
-    )
+    first = make("mine/half-v0", observations[:half], actions[:half], *spaces, **options)
+    other = make("mine/rest-v0", observations[half:], actions[half:], *spaces, **options)
     some = whole.filter_episodes(lambda episode: len(episode) % 3 > 0)
     parts = {
-        "all": whole, "some": some,
+        "all": whole,
+        "some": some,
         "filtered twice": some.filter_episodes(lambda episode: len(episode) > 9),
         "combined": minari.combine_datasets([other, first], "mine/both-v0"),
-    }  # fmt: skip
+    }
     split = minari.split_dataset(whole, [half, len(lengths) - half], seed=3)
     parts |= {f"split {number}": part for number, part in enumerate(split)}
     paths = ["pose", "grid", "pair/0", "pair/1"]
@@ -194,9 +196,7 @@ def test_datasets_that_minari_edits_are_what_it_reads(tmp_path, rng, data_format
 def test_what_is_written_is_opened_by_minari(tmp_path):
     dataset = record("ours/cart-v0", "CartPole-v1")
     mr.load(tmp_path / "datasets/ours/cart-v0", tmp_path / "buffer")
-    report = mr.export(
-        tmp_path / "buffer", tmp_path / "datasets/ours/cart-v1", format="minari"
-    )
+    report = mr.export(tmp_path / "buffer", tmp_path / "datasets/ours/cart-v1", format="minari")
     assert report.notes == ()
     again = minari.load_dataset("ours/cart-v1")
     assert again.total_episodes == dataset.total_episodes
@@ -205,9 +205,7 @@ def test_what_is_written_is_opened_by_minari(tmp_path):
     assert again.recover_environment().spec.id == "CartPole-v1"
     expected = oracle(dataset)
     assert_same(oracle(again), expected)
-    one, other = (
-        list(each.storage.get_episode_metadata(range(3))) for each in (dataset, again)
-    )
+    one, other = (list(each.storage.get_episode_metadata(range(3))) for each in (dataset, again))
     for left, right in zip(one, other, strict=True):
         assert left["total_steps"] == right["total_steps"]
     assert minari.list_local_datasets()["ours/cart-v1"]
@@ -262,16 +260,20 @@ def test_images_stored_as_jpeg_are_decoded_and_reported(tmp_path, rng, data_form
     observations[1][3] = rng.integers(0, 256, (40, 36, 3))
     actions = [np.arange(5) % 2 for _ in range(3)]
     dataset = make(
-        "seen-v0", observations, actions, space, gym.spaces.Discrete(2),
-        data_format=data_format,
-    )  # fmt: skip
+        "seen-v0", observations, actions, space, gym.spaces.Discrete(2), data_format=data_format
+    )
     report = mr.load(tmp_path / "datasets/seen-v0", tmp_path / "buffer")
     assert any("kept as JPEG: it is lossy" in note for note in report.notes)
     assert_same(drawn(tmp_path / "buffer", ["observation"])[0], oracle(dataset))
     plain = make(
-        "raw-v0", observations, actions, space, gym.spaces.Discrete(2),
-        data_format=data_format, jpeg_encoding=False,
-    )  # fmt: skip
+        "raw-v0",
+        observations,
+        actions,
+        space,
+        gym.spaces.Discrete(2),
+        data_format=data_format,
+        jpeg_encoding=False,
+    )
     report = mr.load(tmp_path / "datasets/raw-v0", tmp_path / "raw")
     assert not any("JPEG" in note for note in report.notes)
     assert_same(drawn(tmp_path / "raw", ["observation"])[0], oracle(plain))
@@ -283,10 +285,7 @@ def test_texts_are_those_that_minari_reads(tmp_path, data_format):
     texts = ["", "go", "größer", "日本語", "x" * 9, "=1+1"]
     charset = "".join(texts)
     spoken = spaces.Dict(
-        {
-            "mission": spaces.Text(9, min_length=0, charset=charset),
-            "x": spaces.Box(-9, 9, (2,)),
-        }
+        {"mission": spaces.Text(9, min_length=0, charset=charset), "x": spaces.Box(-9, 9, (2,))}
     )
     action = spaces.Text(9, min_length=0, charset=charset)
     lengths = (3, 5, 1)
@@ -299,9 +298,8 @@ def test_texts_are_those_that_minari_reads(tmp_path, data_format):
     ]
     actions = [[texts[i % 6] for i in range(steps)] for steps in lengths]
     dataset = make(
-        "spoken/texts-v0", observations, actions, spoken, action,
-        data_format=data_format,
-    )  # fmt: skip
+        "spoken/texts-v0", observations, actions, spoken, action, data_format=data_format
+    )
     mr.load("spoken/texts-v0", tmp_path / "buffer")
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
         assert buffer.schema["action"] == mr.Field.text(36)

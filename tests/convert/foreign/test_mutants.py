@@ -72,9 +72,7 @@ def storage(folder, rng):
 
 
 SOURCES = {
-    "d4rl": lambda f, rng: test_d4rl.write(
-        f / "a.hdf5", test_d4rl.episodes(rng, (3, 2))
-    ),
+    "d4rl": lambda f, rng: test_d4rl.write(f / "a.hdf5", test_d4rl.episodes(rng, (3, 2))),
     "robomimic": lambda f, rng: test_robomimic.write(
         f / "a.hdf5", test_robomimic.demonstrations(rng, (3, 2))
     ),
@@ -129,9 +127,7 @@ def mend(name, path, data):
 def test_mutants_are_errors_that_name_the_source_or_load(tmp_path, rng, name):
     source = SOURCES[name](tmp_path, rng)
     options = {"allow_pickle": True} if name in ("tmrl", "sb3") else {}
-    parts = (
-        [p for p in source.rglob("*") if p.is_file()] if source.is_dir() else [source]
-    )
+    parts = [p for p in source.rglob("*") if p.is_file()] if source.is_dir() else [source]
     wholes = {part: part.read_bytes() for part in parts}
     target = tmp_path / "target"
     form = name.split()[0]

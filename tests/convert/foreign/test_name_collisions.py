@@ -47,9 +47,7 @@ def hdf5(path, changes):
         for group in groups:
             for own, other in changes:
                 values = file[group][own][()]
-                file[group][other] = (
-                    values[..., ::-1].copy() if values.ndim > 1 else (1 - values)
-                )
+                file[group][other] = values[..., ::-1].copy() if values.ndim > 1 else (1 - values)
                 held[own].append(values)
                 held[other].append(file[group][other][()])
     return {name: np.concatenate(each) for name, each in held.items()}
@@ -88,8 +86,7 @@ def minari(folder, rng):
 def pt(nested, flat, tree):
     def make(folder, rng):
         held = {
-            name: torch.from_numpy(rng.random((7, 2)).astype(np.float32))
-            for name in (nested, flat)
+            name: torch.from_numpy(rng.random((7, 2)).astype(np.float32)) for name in (nested, flat)
         }
         rest = {"action": torch.zeros(7, 1), "done": torch.zeros(7)}
         torch.save(rest | tree(*held.values()), folder / "a.pt")
@@ -160,19 +157,14 @@ def dqn(folder, rng):
 
 SOURCES = {
     "lerobot, reward": (lerobot("next.reward", "reward"), "reward"),
-    "lerobot, slash": (
-        lerobot("observation.state", "observation/state"), "observation/state",
-    ),
+    "lerobot, slash": (lerobot("observation.state", "observation/state"), "observation/state"),
     "robomimic, obs": (robomimic("obs/pose", "observation/pose"), "observation/pose"),
     "robomimic, action": (robomimic("actions", "action"), "action"),
     "robomimic, done": (robomimic("dones", "done"), "done"),
     "d4rl, reward": (d4rl("rewards", "reward"), "reward"),
     "d4rl, action": (d4rl("actions", "action"), "action"),
     "minari": (minari, "observation/0"),
-    "pt, flat": (
-        pt("['obs']['a']", "obs/a", lambda x, y: {"obs": {"a": x}, "obs/a": y}),
-        "obs/a",
-    ),
+    "pt, flat": (pt("['obs']['a']", "obs/a", lambda x, y: {"obs": {"a": x}, "obs/a": y}), "obs/a"),
     "pt, numbers": (
         pt("['obs'][0]", "['obs']['0']", lambda x, y: {"obs": {0: x, "0": y}}),
         "obs/0",
@@ -183,21 +175,15 @@ SOURCES = {
     "alf": (alf, "observation/x"),
     "pytorchrl": (pytorchrl, "action"),
     "dqn-replay": (dqn, "reward"),
-}  # fmt: skip
-
-
-OTHERS = {
-    "robomimic, action": "reward",
-    "d4rl, action": "reward",
-    "pytorchrl": "reward",
 }
+
+
+OTHERS = {"robomimic, action": "reward", "d4rl, action": "reward", "pytorchrl": "reward"}
 """Another field of the source, where it is not the action."""
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_two_columns_of_one_field_are_refused_and_one_can_be_selected(
-    source, tmp_path, rng
-):
+def test_two_columns_of_one_field_are_refused_and_one_can_be_selected(source, tmp_path, rng):
     make, path = SOURCES[source]
     where, held, options = make(tmp_path, rng)
     for more in ({}, {"strict": True}):
@@ -211,8 +197,7 @@ def test_two_columns_of_one_field_are_refused_and_one_can_be_selected(
         mr.load(where, tmp_path / "buffer", fields=[*held], **options)
     other = OTHERS.get(source, "action")
     for own, values in held.items():
-        mr.load(where, tmp_path / "buffer", fields=[other, own], overwrite=True,
-                **options)  # fmt: skip
+        mr.load(where, tmp_path / "buffer", fields=[other, own], overwrite=True, **options)
         with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
             # The done of robomimic is what both ends are read from.
             ends = {"terminated", "truncated"} if own == "dones" else set()
@@ -275,8 +260,7 @@ def with_end(kind):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["lerobot", "lerobot without done", "robomimic", "d4rl", "rlds", "dqn-replay"],
+    "kind", ["lerobot", "lerobot without done", "robomimic", "d4rl", "rlds", "dqn-replay"]
 )
 def test_a_column_never_hides_behind_the_episode_ends(kind, tmp_path, rng):
     where, column, end = with_end(kind)(tmp_path, rng)
@@ -336,12 +320,13 @@ def test_a_column_that_is_joined_never_meets_another(tmp_path, rng):
     with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
         rows = buffer.gather_all()
     for own, path in (
-        ("action", "action"), ("action.original", "action_original_3"),
+        ("action", "action"),
+        ("action.original", "action_original_3"),
         ("action_original", "action_original"),
         ("action_original_2.x", "action_original_2/x"),
         ("observation.state", "observation/state"),
         ("observation.state.x", "observation/state_x"),
-    ):  # fmt: skip
+    ):
         np.testing.assert_array_equal(rows[path], data[own])
 
 
@@ -371,8 +356,12 @@ def test_the_command_takes_names_of_the_source(tmp_path, rng, capsys):
     assert run(arguments) == 0
     with mr.ReplayBuffer.open(target) as buffer:
         assert buffer.schema.paths == (
-            "observation/state", "action", "reward", "terminated", "truncated",
-        )  # fmt: skip
+            "observation/state",
+            "action",
+            "reward",
+            "terminated",
+            "truncated",
+        )
         rewards = buffer.gather_all()["reward"]
     np.testing.assert_array_equal(rewards, data["next.reward"])
 
@@ -387,9 +376,7 @@ def test_the_command_takes_names_of_the_source(tmp_path, rng, capsys):
         ("observation/stat", "observation/state"),
     ],
 )
-def test_a_name_that_is_misspelt_is_guessed_from_both_kinds(
-    tmp_path, rng, typed, meant
-):
+def test_a_name_that_is_misspelt_is_guessed_from_both_kinds(tmp_path, rng, typed, meant):
     folder = test_lerobot.write(tmp_path / "set", test_lerobot.frames(rng))
     match = rf"fields must be .*, got '{typed}'\. Did you mean '{meant}'\?$"
     with pytest.raises(SchemaError, match=match):
@@ -415,9 +402,7 @@ def test_a_struct_and_a_column_of_its_path_are_refused(tmp_path, rng):
 def test_two_features_of_one_path_are_refused(tmp_path, rng):
     examples, _ = test_rlds.episodes(rng)
     features = {"observation/pose": test_rlds.tensor("float32", 3)}
-    folder = test_rlds.write(
-        tmp_path / "set", examples, features=test_rlds.FEATURES | features
-    )
+    folder = test_rlds.write(tmp_path / "set", examples, features=test_rlds.FEATURES | features)
     with pytest.raises(FormatError, match="has two features 'observation/pose', by"):
         mr.load(folder, tmp_path / "buffer")
 

@@ -16,8 +16,11 @@ SCRIPT = Path(__file__).parents[3] / "docs" / "examples" / "offline.py"
 def test_an_agent_scores_alike_from_a_buffer_and_from_minari():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", SCRIPT, "--updates", "1500"],
-        check=True, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     # The same draws of equal values: the same agent, move by move.
     assert found["buffer"] == found["minari"]

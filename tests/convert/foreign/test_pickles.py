@@ -147,9 +147,7 @@ class Thrifty:
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9, 11, 16, 30])
-def test_a_memory_efficient_buffer_gives_no_step_it_never_saw(
-    tmp_path, rng, make, count
-):
+def test_a_memory_efficient_buffer_gives_no_step_it_never_saw(tmp_path, rng, make, count):
     ring = Thrifty(8, 3)
     kept = ring.play(rng, count)
     report = mr.load(make(**ring.state), tmp_path / "target", allow_pickle=True)
@@ -191,9 +189,7 @@ def test_dicts_of_observations_come_in(tmp_path, rng, make):
     found, _ = drawn(tmp_path / "target", ["observation/a", "observation/b"])
     flat = expected(state | {n: state[n]["a"] for n in state if "observations" in n})
     np.testing.assert_array_equal(found["next_observation/a"], flat["next_observation"])
-    np.testing.assert_array_equal(
-        found["observation/b"], flat["observation"][:, :1] * 2
-    )
+    np.testing.assert_array_equal(found["observation/b"], flat["observation"][:, :1] * 2)
 
 
 def test_no_pickle_is_run_without_leave(tmp_path, rng, make):
@@ -223,9 +219,7 @@ def test_what_a_pickle_names_does_not_run_even_with_leave(tmp_path, name):
     harm = Harm(tmp_path / "harmed")
     state = {"x": harm, "stable_baselines3": harm}
     (tmp_path / name).write_bytes(pickle.dumps([state, harm]))
-    error = error_of(
-        lambda: mr.load(tmp_path / name, tmp_path / "target", allow_pickle=True)
-    )
+    error = error_of(lambda: mr.load(tmp_path / name, tmp_path / "target", allow_pickle=True))
     assert isinstance(error, FormatError)
     assert name in text_of(error)
     assert not (tmp_path / "harmed").exists()
@@ -236,9 +230,7 @@ def test_a_truncated_pickle_is_named_with_its_offset(tmp_path, rng, make):
     data = path.read_bytes()
     for size in (0, 1, 100, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:size])
-        with pytest.raises(
-            CorruptError, match=r"buffer.pkl is not a complete .* before byte"
-        ):
+        with pytest.raises(CorruptError, match=r"buffer.pkl is not a complete .* before byte"):
             mr.load(path, tmp_path / "t", format="sb3", allow_pickle=True)
         assert not (tmp_path / "t").exists()
 

@@ -65,9 +65,7 @@ def record(data):
 
 
 def tensor(dtype, *shape):
-    return {
-        "tensor": {"shape": {"dimensions": [str(n) for n in shape]}, "dtype": dtype}
-    }
+    return {"tensor": {"shape": {"dimensions": [str(n) for n in shape]}, "dtype": dtype}}
 
 
 FEATURES = {
@@ -145,9 +143,7 @@ def write(folder, episodes, shards=2, split="train", features=FEATURES, packed=T
     (folder / "features.json").write_text(json.dumps(top))
     for number in range(shards):
         name = f"robot-{split}.tfrecord-{number:05d}-of-{shards:05d}"
-        here = episodes[
-            number * len(episodes) // shards : (number + 1) * len(episodes) // shards
-        ]
+        here = episodes[number * len(episodes) // shards : (number + 1) * len(episodes) // shards]
         (folder / name).write_bytes(b"".join(record(message(e, packed)) for e in here))
     return folder
 
@@ -183,8 +179,7 @@ def test_a_last_row_with_a_reward_is_a_doubt_and_can_be_a_step(tmp_path, rng):
     with mr.ReplayBuffer.open(tmp_path / "steps") as buffer:
         rows = buffer.gather_all()
     assert (
-        rows["reward"].tolist()
-        == np.concatenate([each["steps/reward"] for each in found]).tolist()
+        rows["reward"].tolist() == np.concatenate([each["steps/reward"] for each in found]).tolist()
     )
     assert np.flatnonzero(rows["terminated"]).tolist() == [4, 15]
     assert np.flatnonzero(rows["truncated"]).tolist() == [7]
@@ -223,9 +218,7 @@ def test_features_of_a_role_that_can_be_no_field_are_doubts(tmp_path, rng):
     folder = write(tmp_path / "set", found, features=features)
     report = mr.load(folder, tmp_path / "buffer")
     assert "'reward' can be no field, and was left out" in report.doubts
-    with pytest.raises(
-        SchemaError, match=r"split must be one of \['train'\] in .*, got \[1\]"
-    ):
+    with pytest.raises(SchemaError, match=r"split must be one of \['train'\] in .*, got \[1\]"):
         mr.load(folder, tmp_path / "other", split=[1])
 
 
@@ -284,14 +277,7 @@ def test_messages_that_lie_are_errors(tmp_path, rng):
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        b"\x0a\xff\xff\xff\xff\x7f",
-        b"\x0b",
-        b"\x0a\x80",
-        b"\xff" * 12,
-        sized(1, b"\x0a"),
-    ],
+    "data", [b"\x0a\xff\xff\xff\xff\x7f", b"\x0b", b"\x0a\x80", b"\xff" * 12, sized(1, b"\x0a")]
 )
 def test_what_is_no_message_is_refused(data):
     with pytest.raises(CorruptError, match=r"x is not a tf\.train\.Example: "):
@@ -314,10 +300,7 @@ def test_numbers_of_every_size_come_back(rng):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (
-            {"steps/is_last": np.zeros(0, np.int64)},
-            "has no 'steps/is_last' with one flag per row",
-        ),
+        ({"steps/is_last": np.zeros(0, np.int64)}, "has no 'steps/is_last' with one flag per row"),
         (
             {"steps/action": np.zeros(3, np.int64)},
             "must have 4 values for 4 rows .* got 3 of 'action'",
@@ -333,9 +316,7 @@ def test_numbers_of_every_size_come_back(rng):
         ),
     ],
 )
-def test_episodes_that_differ_from_their_features_are_refused(
-    tmp_path, rng, change, match
-):
+def test_episodes_that_differ_from_their_features_are_refused(tmp_path, rng, change, match):
     found, _ = episodes(rng, (3,))
     folder = write(tmp_path / "set", [found[0] | change], 1)
     with pytest.raises((FormatError, SourceError), match=match):

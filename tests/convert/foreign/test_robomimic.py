@@ -79,19 +79,20 @@ def test_a_filter_chooses_demonstrations(tmp_path, rng):
     with h5py.File(path, "a") as file:
         file.create_group("mask/group")
     for name in ("valid", "group"):
-        with pytest.raises(
-            SchemaError, match=rf"filter must be one of train in .*, got '{name}'"
-        ):
+        with pytest.raises(SchemaError, match=rf"filter must be one of train in .*, got '{name}'"):
             mr.load(path, tmp_path / "other", filter=name)
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        ("traj_0", "traj_2", "traj_10"), ("demo_0", "demo_9", "episode_1"),
-        ("demo_007", "demo_08", "demo_9"), ("a", "b", "c"), ("0", "1", "10"),
+        ("traj_0", "traj_2", "traj_10"),
+        ("demo_0", "demo_9", "episode_1"),
+        ("demo_007", "demo_08", "demo_9"),
+        ("a", "b", "c"),
+        ("0", "1", "10"),
     ],
-)  # fmt: skip
+)
 def test_demonstrations_of_other_names_are_read_in_their_order(tmp_path, rng, names):
     found = demonstrations(rng)
     path = write(tmp_path / "a.hdf5", found)
@@ -124,8 +125,7 @@ def test_groups_without_actions_and_lost_names_of_a_filter_are_doubts(tmp_path, 
     report = mr.load(path, tmp_path / "buffer", filter="train")
     assert report.doubts[:2] == (
         "group 'data/episode_3' has no 'actions', and was left out",
-        "filter 'train' names 2 demonstrations that are not in the file, such as "
-        "'demo_8'",
+        "filter 'train' names 2 demonstrations that are not in the file, such as 'demo_8'",
     )
     with pytest.raises(SourceError, match="group 'data/episode_3' has no 'actions'"):
         mr.load(path, tmp_path / "strict", strict=True)
@@ -162,9 +162,7 @@ def test_without_next_observations_the_last_steps_follow_is_not_known(tmp_path, 
         (lambda seen: seen.astype("f4"), r"4 rows of float32\[3\]"),
     ],
 )
-def test_next_observations_that_are_not_one_a_step_are_refused(
-    tmp_path, rng, change, got
-):
+def test_next_observations_that_are_not_one_a_step_are_refused(tmp_path, rng, change, got):
     found = demonstrations(rng)
     # What lies behind them in the file would be read in their place.
     found[0]["next_observation/pose"] = change(found[0]["next_observation/pose"])
@@ -199,9 +197,7 @@ def test_dones_that_are_no_flags_are_refused(tmp_path, rng):
     found = demonstrations(rng)
     found[0]["done"] = np.zeros((4, 2), np.int64)
     path = write(tmp_path / "a.hdf5", found)
-    with pytest.raises(
-        FormatError, match=r"demo_0/dones' must .* 4 rows of int64\[2\]"
-    ):
+    with pytest.raises(FormatError, match=r"demo_0/dones' must .* 4 rows of int64\[2\]"):
         mr.load(path, tmp_path / "buffer")
 
 

@@ -33,9 +33,11 @@ def write(path, rng, lengths, name="demo_{}", **options):
             ends = np.zeros(steps, np.int64)
             ends[-1] = number % 2
             values = {
-                "actions": rng.normal(size=(steps, 2)), "rewards": rng.random(steps),
-                "states": rng.normal(size=(steps, 7)), "dones": ends,
-            }  # fmt: skip
+                "actions": rng.normal(size=(steps, 2)),
+                "rewards": rng.random(steps),
+                "states": rng.normal(size=(steps, 7)),
+                "dones": ends,
+            }
             for key, each in seen.items():
                 values |= {f"obs/{key}": each[:-1], f"next_obs/{key}": each[1:]}
             for key, each in values.items():
@@ -49,9 +51,15 @@ def items(path, key):
         {"obs": {"low_dim": ["position"], "rgb": ["camera"]}}
     )
     dataset = SequenceDataset(
-        str(path), obs_keys=OBSERVED, dataset_keys=list(NAMES), frame_stack=1,
-        seq_length=1, load_next_obs=True, hdf5_cache_mode=None, filter_by_attribute=key,
-    )  # fmt: skip
+        str(path),
+        obs_keys=OBSERVED,
+        dataset_keys=list(NAMES),
+        frame_stack=1,
+        seq_length=1,
+        load_next_obs=True,
+        hdf5_cache_mode=None,
+        filter_by_attribute=key,
+    )
     found = []
     for number in range(len(dataset)):
         item = dataset[number]
@@ -65,19 +73,14 @@ def items(path, key):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("demo_{}", {}), ("demo_{}", {"compression": "gzip"}), ("traj_{}", {})],
+    ("name", "options"), [("demo_{}", {}), ("demo_{}", {"compression": "gzip"}), ("traj_{}", {})]
 )
 def test_every_item_is_the_librarys(tmp_path, rng, name, options):
     lengths = rng.integers(1, 40, 60).tolist()
     assert sum(lengths) > 1000
     path = write(tmp_path / "demos.hdf5", rng, lengths, name, **options)
     chosen = rng.permutation(len(lengths))
-    keys = {
-        "train": chosen[:42],
-        "valid": chosen[42:],
-        "mine": np.array([11, 2, 59, 9]),
-    }
+    keys = {"train": chosen[:42], "valid": chosen[42:], "mine": np.array([11, 2, 59, 9])}
     with h5py.File(path, "a") as file:
         for key, numbers in keys.items():
             file[f"mask/{key}"] = np.array([name.format(n) for n in numbers], "S")

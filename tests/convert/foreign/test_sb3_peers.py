@@ -35,10 +35,13 @@ def test_every_step_is_what_the_buffer_holds(tmp_path, count, envs):
 def test_a_memory_efficient_buffer_gives_what_the_library_draws(tmp_path, count):
     env = sb3.common.vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
     model = sb3.DQN(
-        "MlpPolicy", env, buffer_size=100, learning_starts=10**6,
+        "MlpPolicy",
+        env,
+        buffer_size=100,
+        learning_starts=10**6,
         optimize_memory_usage=True,
         replay_buffer_kwargs={"handle_timeout_termination": False},
-    )  # fmt: skip
+    )
     model.learn(count)
     model.save_replay_buffer(tmp_path / "saved")
     mr.load(tmp_path / "saved.pkl", tmp_path / "buffer", allow_pickle=True)
@@ -64,15 +67,16 @@ def test_dicts_of_a_hindsight_buffer_come_in(tmp_path):
     envs = pytest.importorskip("stable_baselines3.common.envs")
     env = envs.BitFlippingEnv(n_bits=4, continuous=False)
     model = sb3.DQN(
-        "MultiInputPolicy", env, replay_buffer_class=sb3.HerReplayBuffer,
-        buffer_size=100, learning_starts=10**6,
-    )  # fmt: skip
+        "MultiInputPolicy",
+        env,
+        replay_buffer_class=sb3.HerReplayBuffer,
+        buffer_size=100,
+        learning_starts=10**6,
+    )
     model.learn(60)
     model.save_replay_buffer(tmp_path / "saved")
     mr.load(tmp_path / "saved.pkl", tmp_path / "buffer", allow_pickle=True)
     names = [f"observation/{key}" for key in model.replay_buffer.observations]
     found, _ = drawn(tmp_path / "buffer", names)
     goals = model.replay_buffer.next_observations["achieved_goal"]
-    np.testing.assert_array_equal(
-        found["next_observation/achieved_goal"], goals[:60, 0]
-    )
+    np.testing.assert_array_equal(found["next_observation/achieved_goal"], goals[:60, 0])

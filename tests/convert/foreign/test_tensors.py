@@ -143,9 +143,14 @@ def test_a_first_row_begins_an_episode_whatever_came_before(tmp_path):
     ring = Ring(1, 12)
     for number, kind in enumerate([FIRST, MID, MID, FIRST, FIRST, MID, LAST]):
         ring.add(
-            0, step_type=kind, reward=number, discount=kind != LAST, action=number,
-            observation=np.full(3, number), p=np.zeros(2),
-        )  # fmt: skip
+            0,
+            step_type=kind,
+            reward=number,
+            discount=kind != LAST,
+            action=number,
+            observation=np.full(3, number),
+            p=np.zeros(2),
+        )
     path = ring.save(tmp_path / "a.pt")
     report = mr.load(path, tmp_path / "buffer", strict=True)
     assert any("1 episodes were cut off without an end" in n for n in report.notes)
@@ -216,9 +221,7 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     mr.load(path, tmp_path / "part", size=5, step=5)
     with mr.ReplayBuffer.open(tmp_path / "part") as buffer:
         assert buffer.num_envs == 3
-    with pytest.raises(
-        SourceError, match=r"allows no guess\. Load without strict if the guess is"
-    ):
+    with pytest.raises(SourceError, match=r"allows no guess\. Load without strict if the guess is"):
         mr.load(path, tmp_path / "strict", strict=True)
     mr.load(path, tmp_path / "told", strict=True, size=5, done="truncated")
     with mr.ReplayBuffer.open(tmp_path / "told") as buffer:
@@ -252,18 +255,9 @@ def test_sizes_that_are_no_integers_are_refused(tmp_path, rng, options):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (
-            {"NextObservation": np.zeros((10, 3, 5), "f4")},
-            r"what followed .*float32\[5\]",
-        ),
-        (
-            {"NextDone": np.zeros((10, 3, 2), "f4")},
-            r"one flag .*10 rows of float32\[2\]",
-        ),
-        (
-            {"NextDone": np.full((10, 3, 1), np.nan, "f4")},
-            "got NaN or no value in row",
-        ),
+        ({"NextObservation": np.zeros((10, 3, 5), "f4")}, r"what followed .*float32\[5\]"),
+        ({"NextDone": np.zeros((10, 3, 2), "f4")}, r"one flag .*10 rows of float32\[2\]"),
+        ({"NextDone": np.full((10, 3, 1), np.nan, "f4")}, "got NaN or no value in row"),
     ],
 )
 def test_storages_that_make_no_sense_are_refused(tmp_path, rng, change, match):

@@ -47,9 +47,11 @@ def test_shards_within_a_zip_file_are_read(tmp_path, rng):
 def test_options_say_what_arrays_are(tmp_path, rng):
     held = policy_store(tmp_path / "a.zarr", rng)
     mr.load(
-        tmp_path / "a.zarr", tmp_path / "b", ends="terminated",
+        tmp_path / "a.zarr",
+        tmp_path / "b",
+        ends="terminated",
         fields_of={"data/img": "observation/img", "data/action": "action"},
-    )  # fmt: skip
+    )
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         rows = buffer.gather_all()
     assert np.array_equal(rows["observation/img"], held["img"])
@@ -60,10 +62,7 @@ def test_options_say_what_arrays_are(tmp_path, rng):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        (
-            {"fields_of": {"data/img": 3}},
-            r"fields_of\['data/img'\] must be a text, got 3",
-        ),
+        ({"fields_of": {"data/img": 3}}, r"fields_of\['data/img'\] must be a text, got 3"),
         ({"fields_of": {"data/img": [1]}}, r"fields_of\['data/img'\] must be a text"),
         ({"episode_ends": [1]}, r"episode_ends must be a str, got \[1\]\. Leave it"),
         ({"endpoint": 3}, "endpoint must be a str, got 3"),
@@ -93,9 +92,7 @@ def test_a_source_goes_with_all_that_it_says(tmp_path, rng, name):
 def test_what_is_guessed_is_refused_under_strict(tmp_path, rng):
     put(zarr.open_group(tmp_path / "a", mode="w"), "obs", rng.random((30, 2)))
     assert mr.load(tmp_path / "a", tmp_path / "b").doubts
-    with pytest.raises(
-        SourceError, match="no column says where episodes end: all rows"
-    ):
+    with pytest.raises(SourceError, match="no column says where episodes end: all rows"):
         mr.load(tmp_path / "a", tmp_path / "c", strict=True)
     assert not (tmp_path / "c").exists()
 
@@ -238,12 +235,9 @@ def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
     truth = (tmp_path / "a" / V2).read_text()
     for key, value in ((k, each) for k, found in LIES_2.items() for each in found):
         (tmp_path / "a" / V2).write_text(truth)
-        edited(
-            tmp_path / "a", V2, lambda content, k=key, v=value: content.update({k: v})
-        )
+        edited(tmp_path / "a", V2, lambda content, k=key, v=value: content.update({k: v}))
         with pytest.raises(
-            (FormatError, SourceError),
-            match=r"(expected|must|cannot|refuses|allows) .*[;.] ",
+            (FormatError, SourceError), match=r"(expected|must|cannot|refuses|allows) .*[;.] "
         ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
@@ -272,12 +266,9 @@ def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
     truth = (tmp_path / "a" / V3).read_text()
     for key, value in ((k, each) for k, found in LIES_3.items() for each in found):
         (tmp_path / "a" / V3).write_text(truth)
-        edited(
-            tmp_path / "a", V3, lambda content, k=key, v=value: content.update({k: v})
-        )
+        edited(tmp_path / "a", V3, lambda content, k=key, v=value: content.update({k: v}))
         with pytest.raises(
-            (FormatError, SourceError),
-            match=r"(expected|must|cannot|refuses|allows) .*[;.] ",
+            (FormatError, SourceError), match=r"(expected|must|cannot|refuses|allows) .*[;.] "
         ):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
