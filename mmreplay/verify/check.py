@@ -366,8 +366,8 @@ def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
                 "left_over",
                 name,
                 None,
-                f"{name} is left over from a writer that was stopped; the next "
-                "writable open removes it",
+                f"{name} is left over from a resize or from a writer that was stopped; "
+                "the next writable open removes it",
             )
         else:
             notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
