@@ -435,7 +435,6 @@ def test_no_file_takes_the_number_of_a_closed_stream(path):
     "words",
     [
         *([command, "~/no"] for command in READING),
-        ["bench", "~/no"],
         ["resize", "~/no", "9"],
         ["plan", "~/no"],
         ["convert", "~/no", "x.npz"],

@@ -1048,7 +1048,7 @@ MUTANTS = (
         "group with an illegal row",
         "groups are drawn of which a row is no legal start",
         "GroupSampler",
-        ((groups, "_legal", lambda view, env_ids, positions: np.ones(len(positions), bool)),),
+        ((groups, "legal_among", lambda view, env_ids, positions: np.ones(len(positions), bool)),),
     ),
     # Rows by value.
     Mutant(

@@ -305,7 +305,7 @@ def test_an_argument_of_load_that_is_misspelt_is_guessed(source, tmp_path):
     mr.export(source, tmp_path / "a.parquet")
     match = (
         r"^option 'capcity' is unknown to 'parquet' as a source, which takes "
-        r"allow_expansion\. Did you mean 'capacity'\?$"
+        r"allow_expansion, autoreset\. Did you mean 'capacity'\?$"
     )
     with pytest.raises(SchemaError, match=match):
         mr.load(tmp_path / "a.parquet", tmp_path / "b", capcity=9)
@@ -450,12 +450,3 @@ def test_a_damaged_buffer_may_be_overwritten(source, tmp_path):
     (source.path / "metadata.json").write_text("{}")
     mr.load(tmp_path / "a.npz", source.path, overwrite=True)
     assert mr.verify_buffer(source.path).ok
-
-
-def test_old_names_of_a_blocks_methods_warn_and_work(source):
-    with buffer_reader.BufferReader(source) as reader:
-        block = next(iter(reader.blocks()))
-    with pytest.warns(DeprecationWarning, match=r"Block\.between is now Block\.rows"):
-        assert block.between(1, 3).positions.tolist() == block.positions[1:3].tolist()
-    with pytest.warns(DeprecationWarning, match=r"Block\.taken is now Block\.select"):
-        assert len(block.taken(block.positions < 0)) == 0

@@ -58,8 +58,9 @@ def test_without_an_error_the_least_size_alone_counts(tmp_path):
     limiter = rate_limiter(error_buffer=math.inf)
     with create(tmp_path / "b", limiter) as buffer:
         add(buffer, 9)
-        expected = r"9 rows are written, 9 of them alive, and 0 items drawn; the limiter "
-        expected += r"needs 10 rows alive and 4 items per row within inf\. Start the other"
+        expected = r"9 rows are written, 9 of them alive \(the sampler leaves out 0\), "
+        expected += r"and 0 items drawn; the limiter needs 10 rows alive and 4 items per row "
+        expected += r"within inf\. Start the other"
         assert until_starved(lambda: buffer.sample(1), expected) == 0
         add(buffer, 991)
         for _ in range(1000):
