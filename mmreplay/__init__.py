@@ -88,7 +88,6 @@ if TYPE_CHECKING:
     from mmreplay.stats import episode_table as episode_table
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
-    from mmreplay.storage.foreign_zarr.source import ZarrSource as ZarrSource
     from mmreplay.storage.memory_usage import MemoryUsage as MemoryUsage
     from mmreplay.transforms.advantages import GAE as GAE
     from mmreplay.transforms.advantages import LambdaReturn as LambdaReturn
@@ -106,6 +105,7 @@ if TYPE_CHECKING:
     from mmreplay.verify import Finding as Finding
     from mmreplay.verify import VerifyReport as VerifyReport
     from mmreplay.verify import verify_buffer as verify_buffer
+    from mmreplay.zarr_groups.source import ZarrSource as ZarrSource
 
 __version__ = "0.1.0"
 
@@ -186,7 +186,7 @@ _MODULES = {
     "VerifyReport": "mmreplay.verify",
     "VersionError": "mmreplay.errors",
     "WithoutNext": "mmreplay.transforms.without_next",
-    "ZarrSource": "mmreplay.storage.foreign_zarr.source",
+    "ZarrSource": "mmreplay.zarr_groups.source",
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.copy_rows",
     "concat": "mmreplay.concatenation",

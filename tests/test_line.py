@@ -25,21 +25,13 @@ SATELLITES = (
     "ray",
     "recording",
     "testing",
+    "zarr_groups",
 )
-OUTER = {
-    "mmreplay.storage.foreign_zarr": "zarr_groups",
-    "mmreplay.buffer.zarr_group": "zarr_groups",
-    "mmreplay.format.ray_files": "ray",
-}
-"""Modules of satellites that lie in folders of the core."""
 FACE = set(mmreplay._MODULES.values())
 
 
 def satellite_of(module):
     """The satellite that a module is of; None for the core."""
-    for prefix, name in OUTER.items():
-        if module == prefix or module.startswith(f"{prefix}."):
-            return name
     part = module.split(".")[1] if "." in module else ""
     return part if part in SATELLITES else None
 

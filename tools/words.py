@@ -38,7 +38,7 @@ MODULE = frozenset({"module", "function", "method"})
 """Of short old names of modules, which say something else as a parameter."""
 
 ANYWHERE = ("*",)
-ZARR = ("mmreplay/storage/zarr/*", "mmreplay/storage/foreign_zarr/arrays.py")
+ZARR = ("mmreplay/storage/zarr/*", "mmreplay/zarr_groups/arrays.py")
 """Where rows wait to be sealed; elsewhere a tail is a term of the format."""
 
 EPISODES = ("mmreplay/episodes/*", "mmreplay/samplers/*", "mmreplay/stats*", "mmreplay/buffer/*")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mmreplay.buffer.append import Appender
 from mmreplay.disk.lock import WriterLock
@@ -17,12 +17,26 @@ from mmreplay.format import commit as records
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage.commit_state import CommitReader, CommitWriter, MemoryCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.foreign_zarr.mapping import GroupMapping
-from mmreplay.storage.foreign_zarr.source import ZarrSource
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.recovery import FolderWatch, Recovery
 from mmreplay.storage.store import ReadPolicy, Store
 from mmreplay.storage.zarr.engine import ZarrStore
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an opener of others' data opened.
+
+    Attributes:
+        source: What it was opened by, for `open` again.
+        mapping: How it is read as a buffer, with notes.
+    """
+
+    source: Any
+    mapping: Any
+
+    def __str__(self) -> str:
+        return str(self.source)
 
 
 @dataclass(slots=True)
@@ -48,8 +62,7 @@ class OpenFiles:
         refuse_removed: Of a reader; see `recovery.FolderWatch.look`.
         refuse_elsewhere: See `recovery.FolderWatch.refuse_elsewhere`.
         watch: Of the folder; None in RAM and of a Zarr group.
-        source: What a foreign Zarr group was opened by; None of buffers.
-        mapping: How a Zarr group was read as a buffer; None of buffers.
+        origin: Of what is no buffer's folder; None of buffers.
     """
 
     path: Path | None
@@ -67,13 +80,12 @@ class OpenFiles:
     refuse_removed: Callable[[], bool] | None = None
     refuse_elsewhere: Callable[[], None] = lambda: None
     watch: FolderWatch | None = None
-    source: ZarrSource | None = None
-    mapping: GroupMapping | None = None
+    origin: Origin | None = None
 
     @property
     def name(self) -> str:
         """The buffer's name in messages."""
-        return str(self.path or self.source or "this buffer")
+        return str(self.path or self.origin or "this buffer")
 
     def check_writable(self) -> Appender:
         """Return the appender.
@@ -81,8 +93,8 @@ class OpenFiles:
         Raises:
             FailedError: The buffer is closed, or not open for writing.
         """
-        if self.source is not None:
-            refuse_writing(self.source)
+        if self.origin is not None:
+            refuse_writing(self.origin)
         if self.appender is None or self.closed:
             state = "closed" if self.closed else "open with mode='r'"
             raise FailedError(

@@ -14,8 +14,9 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from mmreplay.arguments import integer, number, one_of, size_in_bytes
 from mmreplay.buffer.append import Appender
 from mmreplay.buffer.heap_values import bounds_of
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
-from mmreplay.buffer.open_files import OpenFiles
+from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
+from mmreplay.disk.address import URL_SCHEME, url_of
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
 from mmreplay.errors import (
@@ -46,7 +48,6 @@ from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.engines import STORES
-from mmreplay.storage.foreign_zarr.remote import url_of
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
@@ -55,8 +56,8 @@ from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
-URL_SCHEME = "s3:"
-"""Scheme of remote stores; a URL may lack one of its slashes, see `url_of`."""
+OPENERS: tuple[str, ...] = ("mmreplay.zarr_groups.opening",)
+"""Modules that open, to be read, what is no buffer's folder; see `Opener`."""
 ROWS_EACH = "Give the rows to keep of each environment, int(1e6) for a million."
 
 
@@ -68,6 +69,35 @@ def holds_buffer(path: object) -> bool:
     if text.startswith(URL_SCHEME):
         return False
     return os.path.exists(os.path.join(text, metadata_file.FILE_NAME))
+
+
+class Opener(Protocol):
+    """What a module of `OPENERS` has."""
+
+    def claims(self, path: object) -> bool:
+        """Whether a path is what it opens."""
+
+    def open_reader(self, path: Any, policy: ReadPolicy) -> OpenFiles:
+        """Open what it claims."""
+
+
+def opener_of(path: object) -> Opener | None:
+    """The module that opens what a path is; None of a buffer, or of nothing."""
+    if holds_buffer(path):
+        return None
+    openers = (cast("Opener", import_module(name)) for name in OPENERS)
+    return next((opener for opener in openers if opener.claims(path)), None)
+
+
+def writable_folder(path: StrPath) -> Path:
+    """Return a buffer's folder, to open it for writing.
+
+    Raises:
+        FailedError: The path leads to what is only read.
+    """
+    if opener_of(path) is not None:
+        refuse_writing(path)
+    return absolute(path)
 
 
 def check_mode(mode: str) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import kernels, process
 from mmreplay.batch import OWN, Batch
-from mmreplay.buffer import copy_rows, opening, zarr_group
+from mmreplay.buffer import copy_rows, opening
 from mmreplay.buffer.append import Appender, BeforeOverwrite
 from mmreplay.buffer.copy_files import Snapshot, snapshot
 from mmreplay.buffer.draw import batch_transform, check_fields, check_sampler
@@ -56,8 +56,6 @@ from mmreplay.schema import Field, Schema
 from mmreplay.schema.schema import stated_num_envs
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitReader
-from mmreplay.storage.foreign_zarr.mapping import GroupMapping
-from mmreplay.storage.foreign_zarr.source import ZarrSource
 from mmreplay.storage.memory_usage import MemoryUsage, measure
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import Advise, ReadMode, ReadPolicy, Store
@@ -65,6 +63,8 @@ from mmreplay.storage.zarr.engine import ZarrStore
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
+    from mmreplay.zarr_groups.mapping import GroupMapping
+    from mmreplay.zarr_groups.source import ZarrSource
 
 Heads = NDArray[np.int64]
 P = ParamSpec("P")
@@ -361,15 +361,12 @@ class ReplayBuffer:
             check_sampler(sampler)
         policy = ReadPolicy(read_mode, advise, check_values)
         if mode == "r":
-            if opening.holds_buffer(path):
-                opened = opening.open_reader(opening.absolute(path), policy)
+            if (opener := opening.opener_of(path)) is not None:
+                opened = opener.open_reader(path, policy)
             else:
-                opened = zarr_group.open_reader(path, policy)
+                opened = opening.open_reader(opening.absolute(path), policy)
             return cls(opened, sampler, None, transforms, limiter)
-        if opening.holds_buffer(path):
-            where = opening.absolute(path)
-        else:
-            where = zarr_group.folder_of(path)
+        where = opening.writable_folder(path)
         opened = opening.open_writer(where, on_resume, commit_every, allow_network, policy)
         ring_nbytes = disk_space.ring_nbytes(opened.metadata, opened.commit.heads)
         try:
@@ -611,12 +608,12 @@ class ReplayBuffer:
     @property
     def source(self) -> ZarrSource | None:
         """What a Zarr group was opened by, for `open` again; None of buffers."""
-        return self._files.source
+        return None if self._files.origin is None else self._files.origin.source
 
     @property
     def mapping(self) -> GroupMapping | None:
         """How a Zarr group was taken, with notes and doubts; None of buffers."""
-        return self._files.mapping
+        return None if self._files.origin is None else self._files.origin.mapping
 
     @property
     def span(self) -> Span:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 def clear(path: BufferPath, env: Envs = None, yes: Yes = False, json: Json = False) -> None:
     """Remove all rows; positions continue from where they are."""
+    from mmreplay.buffer.opening import writable_folder
     from mmreplay.buffer.replay_buffer import ReplayBuffer
-    from mmreplay.buffer.zarr_group import folder_of
 
     # A read-only source is refused before the question.
-    folder_of(path)
+    writable_folder(path)
     ids = sorted(set(env)) if env else None
     with ReplayBuffer.open(path) as buffer:
         for env_id in ids or []:
@@ -64,10 +64,10 @@ def resize(
     json: Json = False,
 ) -> None:
     """Keep the newest rows in a ring of another capacity; safe to kill."""
+    from mmreplay.buffer.opening import writable_folder
     from mmreplay.buffer.replay_buffer import ReplayBuffer
-    from mmreplay.buffer.zarr_group import folder_of
 
-    folder_of(path)
+    writable_folder(path)
     with ReplayBuffer.open(path) as buffer:
         before, heap_before = buffer.capacity, buffer.metadata.heap_nbytes
         lost = _count_lost(buffer, capacity, heap_bytes)

@@ -131,7 +131,7 @@ def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:
 
 def _stored(source: str) -> bool:
     """Return whether the source is a buffer or a group, not an environment's id."""
-    from mmreplay.storage.foreign_zarr.source import source_of
+    from mmreplay.zarr_groups.source import source_of
 
     return Path(source).exists() or source_of(source) is not None
 
@@ -167,7 +167,7 @@ def _metadata(source: str) -> Metadata:
     """Return the metadata of a buffer or of a group opened as one."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.format import metadata
-    from mmreplay.storage.foreign_zarr.source import source_of
+    from mmreplay.zarr_groups.source import source_of
 
     if source_of(source) is None:
         return metadata.load(Path(source))

@@ -30,6 +30,7 @@ from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.convert.values import check_values
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
+from mmreplay.episodes.boundaries import alone_problem, names, pair_problem
 from mmreplay.errors import ReplayError, SchemaError, SourceError, refuse_masked, shown, undone_by
 from mmreplay.format.metadata import (
     HEAP_STEP_NBYTES,
@@ -48,7 +49,6 @@ from mmreplay.storage.layout import HEAP, SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
-from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
 NO_FLAGS = ALL_FLAGS + 1
 """Stands for the flags of the row before an environment's first."""

@@ -15,7 +15,7 @@ from mmreplay.convert.buffer_reader import BufferReader, open_reader
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Selection, select
 from mmreplay.convert.transfer import local, refuse_inside, transfer
-from mmreplay.storage.foreign_zarr.source import ZarrSource
+from mmreplay.zarr_groups.source import ZarrSource
 
 
 def export(

@@ -18,7 +18,7 @@ from mmreplay.convert.transfer import local, name_source, open_source, refuse_in
 from mmreplay.datasets import minari
 from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import Codec
-from mmreplay.storage.foreign_zarr.source import ZarrSource
+from mmreplay.zarr_groups.source import ZarrSource
 
 
 class MinariDataset(Protocol):

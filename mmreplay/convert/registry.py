@@ -26,15 +26,14 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mmreplay.buffer.opening import URL_SCHEME
 from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import STAGED
+from mmreplay.disk.address import URL_SCHEME, url_of
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.nesting import meant
 from mmreplay.schema.schema import refuse_varying
-from mmreplay.storage.foreign_zarr.remote import url_of
 
 BUFFER = "buffer"
 

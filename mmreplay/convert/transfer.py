@@ -21,8 +21,8 @@ from mmreplay.convert.select import Selection, select
 from mmreplay.convert.staging import STAGED
 from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
+from mmreplay.disk.address import url_of
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
-from mmreplay.storage.foreign_zarr.remote import url_of
 
 
 def transfer(

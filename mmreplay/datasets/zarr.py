@@ -12,8 +12,8 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.errors import SchemaError, SourceError, undone_by
 from mmreplay.schema.naming import ENDS
 from mmreplay.schema.source_names import OwnNames, name_fields
-from mmreplay.storage.foreign_zarr.mapping import DATA, array_paths
-from mmreplay.storage.foreign_zarr.source import ZarrSource, source_of
+from mmreplay.zarr_groups.mapping import DATA, array_paths
+from mmreplay.zarr_groups.source import ZarrSource, source_of
 
 
 class ZarrReader(BufferReader):

@@ -25,6 +25,7 @@ from mmreplay.buffer.statistics import left_behind, read_statistics, write_stati
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, holder, locked
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
+from mmreplay.episodes.boundaries import alone_problem, pair_problem
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
 from mmreplay.ragged import Ragged
 from mmreplay.repairing.scan import (
@@ -46,7 +47,6 @@ from mmreplay.ring import Ring, Run, runs
 from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS
 from mmreplay.storage.store import CheckedStore, Columns
 from mmreplay.storage.zarr.engine import ZarrStore
-from mmreplay.verify.boundaries import alone_problem, pair_problem
 from mmreplay.verify.rows import unreadable as unreadable_blocks
 
 Array = NDArray[np.int64]

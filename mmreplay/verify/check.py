@@ -27,7 +27,7 @@ from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import LOCK_FILE, PRIORITIES, STATE, SYNCED, USES, ColumnKind
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, record_layout
-from mmreplay.verify.boundaries import FlagCheck
+from mmreplay.verify.flag_check import FlagCheck
 from mmreplay.verify.group import check_group
 from mmreplay.verify.report import Notebook, Progress, VerifyReport
 from mmreplay.verify.rows import extra_names, sum_check

@@ -22,9 +22,9 @@ from mmreplay.disk.files import File
 from mmreplay.disk.lock import locked
 from mmreplay.errors import CorruptError, FailedError, FormatError, raise_if_out_of_files
 from mmreplay.format.metadata import Metadata
-from mmreplay.storage.foreign_zarr import hierarchy
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.group import FLAGS_NAME, FOLDER, JSON_NAME, MEMBER, ShardedArray
+from mmreplay.storage.zarr.group_json import parse
 from mmreplay.storage.zarr.shards import DTYPE, FILE_NAME, ROLE_BITS, ShardReader, ShardStates
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim
@@ -89,7 +89,7 @@ def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
     what = f"{name}/{JSON_NAME}"
     data = files.read_bytes(path / JSON_NAME, MAX_JSON_NBYTES)
     # The user's own JSON nests deeper here than metadata.json lets it there.
-    wrong = _difference(hierarchy.parse(data, what), wanted)
+    wrong = _difference(parse(data, what), wanted)
     if wrong is not None:
         key, got, expected = wrong
         notes.note(

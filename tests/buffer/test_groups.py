@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError, SourceError
-from mmreplay.storage.foreign_zarr.mapping import GroupMapping
+from mmreplay.zarr_groups.mapping import GroupMapping
 from tests.storage.zarr_groups import policy_store, put
 
 LENGTHS = (20, 40, 40)

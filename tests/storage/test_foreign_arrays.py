@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.storage.foreign_zarr import arrays, hierarchy
-from mmreplay.storage.foreign_zarr.blobs import FolderBlobs
+from mmreplay.zarr_groups import arrays, hierarchy
+from mmreplay.zarr_groups.blobs import FolderBlobs
 from tests.storage.zarr_groups import V2_COMPRESSORS, V3_COMPRESSORS, put, values
 
 

@@ -9,8 +9,8 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FailedError, ForkedError, FormatError
-from mmreplay.storage.foreign_zarr import arrays, remote
-from mmreplay.storage.foreign_zarr.blobs import Extent
+from mmreplay.zarr_groups import arrays, remote
+from mmreplay.zarr_groups.blobs import Extent
 from tests.buffer.test_sealed_groups import record
 from tests.storage.zarr_groups import policy_store, put
 

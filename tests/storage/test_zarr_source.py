@@ -9,8 +9,8 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, SchemaError
-from mmreplay.storage.foreign_zarr import remote
-from mmreplay.storage.foreign_zarr.source import source_of
+from mmreplay.zarr_groups import remote
+from mmreplay.zarr_groups.source import source_of
 from tests.storage.zarr_groups import policy_store
 
 

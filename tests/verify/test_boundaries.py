@@ -7,9 +7,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START, TERMINATED, TRUNCATED
+from mmreplay.episodes.boundaries import alone_problem, names, pair_problem
 from mmreplay.format import metadata as metadata_file
 from mmreplay.verify import verify_buffer
-from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 from tests.verify.support import DATA, messages, put
 
 

@@ -37,10 +37,10 @@ from mmreplay.cli import show
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError, ReplayError, SchemaError, system_failure
 from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.storage.foreign_zarr.source import source_of
 from mmreplay.storage.memory_usage import MemoryUsage, cached_nbytes, opened, whole_nbytes
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise
+from mmreplay.zarr_groups.source import source_of
 
 LARGER = 16
 """Times as many steps in the batches that are tried beside those asked for."""

@@ -10,7 +10,7 @@ import mmreplay as mr
 from mmreplay.cli.run import run
 from mmreplay.convert import base, registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
-from mmreplay.storage.foreign_zarr import arrays
+from mmreplay.zarr_groups import arrays
 from tests.storage.zarr_groups import policy_store, put
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from mmreplay.disk.address import URL
 from mmreplay.errors import CorruptError, FailedError, ForkedError, FormatError, SchemaError
-from mmreplay.storage.foreign_zarr.blobs import Blobs, Extent, refuse_many, span_of
+from mmreplay.zarr_groups.blobs import Blobs, Extent, refuse_many, span_of
 
-URL = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
 BUCKET = re.compile(r"[A-Za-z0-9._-]+")
 ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?(/[!-~]*)?")
 MAX_PORT = 65535
@@ -46,17 +46,6 @@ class _JoinedRead:
     first: int
     stop: int
     extents: list[int] = field(default_factory=list)
-
-
-def url_of(path: str) -> str | None:
-    """The URL that a path is, ``s3://bucket/prefix``; None where it is none.
-
-    One slash of the two may be missing, as `pathlib.Path` makes one of both.
-    """
-    match = URL.fullmatch(path)
-    if match is None:
-        return None
-    return f"s3://{match[1]}/{(match[2] or '').strip('/')}".rstrip("/")
 
 
 def _library(name: str) -> Any:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmreplay.disk import files
+from mmreplay.disk.address import url_of
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
-from mmreplay.storage.foreign_zarr.blobs import Blobs, FolderBlobs, ZipBlobs
-from mmreplay.storage.foreign_zarr.remote import RemoteBlobs, url_of
+from mmreplay.zarr_groups.blobs import Blobs, FolderBlobs, ZipBlobs
+from mmreplay.zarr_groups.remote import RemoteBlobs
 
 MARKS = ("zarr.json", ".zgroup", ".zmetadata")
 """A group has one of these files."""

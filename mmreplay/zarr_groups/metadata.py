@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.schema.dtypes import canonical_name
-from mmreplay.storage.foreign_zarr.codecs import ALLOWED, CodecChain
 from mmreplay.strict_json import Json
+from mmreplay.zarr_groups.codecs import ALLOWED, CodecChain
 
 MAX_AXES = 32
 MAX_LENGTH = 1 << 48

@@ -20,15 +20,15 @@ from mmreplay.format.metadata import AUTORESETS, MAX_NUM_ENVS, Autoreset
 from mmreplay.ring import LAYOUTS, Ring, Run
 from mmreplay.schema import Schema
 from mmreplay.schema.notes import Notes
-from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
-from mmreplay.storage.foreign_zarr.blobs import Blobs
-from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy
-from mmreplay.storage.foreign_zarr.mapping import MAX_ROWS
-from mmreplay.storage.foreign_zarr.metadata import ForeignArray
 from mmreplay.storage.layout import served_ends
 from mmreplay.storage.store import Columns, flags_between
 from mmreplay.storage.zarr.group import FLAGS_NAME, folder_name
 from mmreplay.strict_json import Json
+from mmreplay.zarr_groups.arrays import ChunkedReader
+from mmreplay.zarr_groups.blobs import Blobs
+from mmreplay.zarr_groups.hierarchy import Hierarchy
+from mmreplay.zarr_groups.mapping import MAX_ROWS
+from mmreplay.zarr_groups.metadata import ForeignArray
 
 Ids = NDArray[np.int64]
 

@@ -18,11 +18,11 @@ from mmreplay.schema.episode_numbers import EpisodeChanges, are_numbers, episode
 from mmreplay.schema.naming import ENDS, InferredColumns, left_out
 from mmreplay.schema.notes import Notes
 from mmreplay.schema.source_names import join_nested, note_joined
-from mmreplay.storage.foreign_zarr import hierarchy
-from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
-from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy, storable
-from mmreplay.storage.foreign_zarr.metadata import MAX_CHUNK_NBYTES, ForeignArray
-from mmreplay.storage.foreign_zarr.source import ZarrSource
+from mmreplay.zarr_groups import hierarchy
+from mmreplay.zarr_groups.arrays import ChunkedReader
+from mmreplay.zarr_groups.hierarchy import Hierarchy, storable
+from mmreplay.zarr_groups.metadata import MAX_CHUNK_NBYTES, ForeignArray
+from mmreplay.zarr_groups.source import ZarrSource
 
 Array = NDArray[np.generic]
 Ids = NDArray[np.int64]

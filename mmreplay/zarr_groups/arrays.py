@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import CorruptError
-from mmreplay.storage.foreign_zarr.blobs import Blobs, Extent
-from mmreplay.storage.foreign_zarr.codecs import max_packed_nbytes
-from mmreplay.storage.foreign_zarr.metadata import ForeignArray
 from mmreplay.storage.zarr.chunk_cache import ChunkCache
 from mmreplay.storage.zarr.shards import MISSING
+from mmreplay.zarr_groups.blobs import Blobs, Extent
+from mmreplay.zarr_groups.codecs import max_packed_nbytes
+from mmreplay.zarr_groups.metadata import ForeignArray
 
 Array = NDArray[np.generic]
 Ids = NDArray[np.int64]

@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer import opening
-from mmreplay.buffer.open_files import OpenFiles, refuse_writing
+from mmreplay.buffer.open_files import OpenFiles, Origin
 from mmreplay.buffer.opening import StrPath
 from mmreplay.errors import FormatError
 from mmreplay.format import metadata as metadata_file
@@ -21,40 +21,32 @@ from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.notes import Notes
 from mmreplay.storage.commit_state import MemoryCommitState
-from mmreplay.storage.foreign_zarr import hierarchy as zarr_hierarchy
-from mmreplay.storage.foreign_zarr import store as sealed_group
-from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
-from mmreplay.storage.foreign_zarr.blobs import Blobs
-from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy
-from mmreplay.storage.foreign_zarr.mapping import GroupMapper, GroupMapping
-from mmreplay.storage.foreign_zarr.metadata import ForeignArray
-from mmreplay.storage.foreign_zarr.source import MARKS, ZarrSource, source_of
-from mmreplay.storage.foreign_zarr.store import GroupStore
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group as zarr_group
+from mmreplay.zarr_groups import hierarchy as zarr_hierarchy
+from mmreplay.zarr_groups import store as sealed_group
+from mmreplay.zarr_groups.arrays import ChunkedReader
+from mmreplay.zarr_groups.blobs import Blobs
+from mmreplay.zarr_groups.hierarchy import Hierarchy
+from mmreplay.zarr_groups.mapping import GroupMapper, GroupMapping
+from mmreplay.zarr_groups.metadata import ForeignArray
+from mmreplay.zarr_groups.source import MARKS, ZarrSource, source_of
+from mmreplay.zarr_groups.store import GroupStore
 
 Ids = NDArray[np.int64]
 
 
+def claims(path: Any) -> bool:
+    """Whether a path is a group; see `opening.Opener`."""
+    return source_of(path) is not None
+
+
 def open_reader(path: StrPath, policy: ReadPolicy) -> OpenFiles:
-    """Open a buffer's folder or a Zarr group for reading."""
+    """Open a group for reading; groups are read in one way, whatever the policy."""
     source = source_of(path)
-    if source is None:
-        return opening.open_reader(opening.absolute(path), policy)
+    assert source is not None
     return open_group(source)
-
-
-def folder_of(path: StrPath) -> Path:
-    """Return a buffer's folder, to open it for writing.
-
-    Raises:
-        FailedError: The path leads to a Zarr group.
-    """
-    source = source_of(path)
-    if source is not None:
-        refuse_writing(source)
-    return opening.absolute(path)
 
 
 def open_group(source: ZarrSource) -> OpenFiles:
@@ -177,4 +169,5 @@ def _opened(
     commit = MemoryCommitState(metadata.ring.num_envs)
     commit.publish(stop, stop, first)
     recovered = Recovery("clean", stop, stop)
-    return OpenFiles(None, metadata, store, commit, recovered, source=source, mapping=mapping)
+    origin = Origin(source, mapping)
+    return OpenFiles(None, metadata, store, commit, recovered, origin=origin)
