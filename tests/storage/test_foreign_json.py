@@ -9,7 +9,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.zarr_groups.hierarchy import MAX_JSON_DEPTH, parse
+from mmreplay.storage.zarr.group_json import MAX_JSON_DEPTH, parse
 from tests.storage.zarr_groups import put
 
 ODD = {

@@ -8,6 +8,7 @@ import pytest
 import zarr
 
 import mmreplay as mr
+from mmreplay.disk import address
 from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.zarr_groups import remote
 from mmreplay.zarr_groups.source import source_of
@@ -27,7 +28,7 @@ from tests.storage.zarr_groups import policy_store
     ],
 )
 def test_urls_are_distinguished_from_paths(path, url):
-    assert remote.url_of(path) == url
+    assert address.url_of(path) == url
 
 
 def test_a_group_is_recognized_by_its_files(tmp_path, rng):
