@@ -243,8 +243,9 @@ class EpochDraws:
         Raises:
             FailedError: The client is closed.
             StaleError: The ring was replaced by another one.
+            StarvedError: The shard was being restarted for too long.
         """
-        shard, table = request.shard, self._table
+        shard, table, began = request.shard, self._table, request.at
         num_restores, warned = 0, False
         while True:
             try:
@@ -274,6 +275,7 @@ class EpochDraws:
             while shard.lost:
                 # The thread that looks after the shards hears when it is back.
                 table.refuse_closing()
+                table.refuse_overdue_since(shard, began)
                 warned = warned or self._warn_of([shard.remote.key])
                 time.sleep(REPEAT_S)
             table.refuse_closing()

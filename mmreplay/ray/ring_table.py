@@ -8,6 +8,7 @@ it answers again.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -94,6 +95,7 @@ class KnownShard:
         copies: Names of rings that are copies of others, and are not drawn from.
         lost: It has not answered for too long.
         overdue: It was being restarted for too long, which no learner has heard of.
+        overdue_at: When that was noted last.
         heard_at: When it was heard last.
         restarted_at: When it was being restarted last, as far as was asked.
         sent_at: When a request was sent to it last.
@@ -112,6 +114,7 @@ class KnownShard:
     copies: frozenset[str] = frozenset()
     lost: bool = False
     overdue: bool = False
+    overdue_at: float = -math.inf
     heard_at: float = 0.0
     restarted_at: float = 0.0
     sent_at: float = 0.0
@@ -551,6 +554,8 @@ class RingTable:
         with self.lock:
             if not shard.lost:
                 shard.lost, shard.overdue = True, overdue
+                if overdue:
+                    shard.overdue_at = now
                 self._stats.times_lost += 1
                 if self._waits:
                     return True
@@ -581,6 +586,19 @@ class RingTable:
                 self.shards[key].overdue = False
         if overdue:
             raise StarvedError(out_of_patience(self.run, overdue, self._patience_s))
+
+    def refuse_overdue_since(self, shard: KnownShard, began: float) -> None:
+        """End a wait that was under way when a shard was restarted for too long.
+
+        Batches wait in several threads, and only the oldest one's error reaches the
+        learner.
+
+        Raises:
+            StarvedError: It was found so since the wait began.
+        """
+        if shard.overdue_at >= began:
+            keys = [shard.remote.key]
+            raise StarvedError(out_of_patience(self.run, keys, self._patience_s))
 
     def await_restarts(self) -> None:
         """Where no shard answers, wait for those that are restarted, or just were.
