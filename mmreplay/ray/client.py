@@ -260,7 +260,7 @@ class RayRun:
                 self._states_call = None
                 with suppress(ReplayError):
                     self._states = self._registry.receive(call, 0.0)
-                    # Nobody may have looked for the answer since it came.
+                    # The answer may have come long before this look.
                     self._states_asked_at = self._states_sent_at
             # A registry with much to do has longer to answer.
             pause_s = STATES_S if self._states_call is None else OLD_STATES_S

@@ -194,7 +194,7 @@ def new_stores_hold_zeros(case: StoreCase) -> None:
         compare(store.flags(rows), none, "flags of a new store", "Return zeros")
 
 
-def heap_and_records_are_said(case: StoreCase) -> None:
+def heap_and_records_are_attributes(case: StoreCase) -> None:
     """`heap` and `records` are attributes; None where no field varies, or is mapped."""
     for store, _ in case.stores():
         for name in ("heap", "records"):
@@ -586,7 +586,7 @@ def closing_twice_is_harmless(case: StoreCase) -> None:
 
 RULES = by_name(
     new_stores_hold_zeros,
-    heap_and_records_are_said,
+    heap_and_records_are_attributes,
     rows_come_back_bit_for_bit,
     floats_keep_their_bits,
     a_single_row_needs_no_axis,

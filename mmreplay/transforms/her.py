@@ -349,12 +349,12 @@ class _Relabelled(Over):
         desired = goals.numbers(goal)
         if shape[1] > 1:
             desired = np.repeat(desired, shape[1], axis=0)
-        told = {}
+        infos = {}
         if goals.her.info:
             info = self.below.read(tuple(goals.her.info), rows)
             fields = goals.outline.fields
-            told = {p: _flat(widen(a.take(which, 0), fields[p])) for p, a in info.items()}
-        given = _flat(achieved), desired, told
+            infos = {p: _flat(widen(a.take(which, 0), fields[p])) for p, a in info.items()}
+        given = _flat(achieved), desired, infos
         made = called("HER reward_fn", goals.her.reward_fn, *given)
         refuse_masked(made, "HER reward_fn")
         made = np.asarray(made)

@@ -20,6 +20,7 @@ from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.cluster import RESTARTING
 from mmreplay.ray.epochs import freeze_rings
 from mmreplay.ray.registry import Registry
+from mmreplay.ray.ring_table import RingTable
 from tests.on_ray.rings import Run, Shard, ring
 from tests.waits import until
 
@@ -206,6 +207,26 @@ def test_an_epoch_lacks_nothing_after_a_restart_that_took_too_long(run):
         run.known[1].restart()
         run.known[1].state = "alive"
         assert Counter(drawn + numbers(batches)) == ALL
+
+
+@pytest.mark.filterwarnings("ignore::mmreplay.ray.client_stats.LostWarning")
+def test_the_oldest_batch_is_starved_though_another_one_found_the_shard_overdue(run, monkeypatch):
+    def found_by_another(table):
+        for shard in table.shards.values():
+            shard.overdue = False
+
+    monkeypatch.setattr(RingTable, "refuse_overdue", found_by_another)
+    with client_of(run, lost_s=0.1, patience_s=0.3, prefetch=3) as client:
+        batches = iter(client)
+        next(batches)
+        shard = run.known[1]
+        run.said, shard.state = {"s1": RESTARTING}, "restarting"
+        # Without the error the epoch would end once the shard is back.
+        back = threading.Timer(5, setattr, (shard, "state", "alive"))
+        back.start()
+        with pytest.raises(StarvedError, match=r"waited 0\.3 s for shards \['s1'\]"):
+            numbers(batches)
+        back.cancel()
 
 
 @pytest.mark.parametrize("patience_s", [0, -1.0, "long"])

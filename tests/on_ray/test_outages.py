@@ -18,7 +18,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.ray.cluster import RESTARTING  # noqa: E402
 from tests.on_ray.actors import ask, ended, kill, registry, shard  # noqa: E402
-from tests.on_ray.conftest import MARK, Nodes  # noqa: E402
+from tests.on_ray.conftest import Nodes  # noqa: E402
 from tests.on_ray.rows import block, check  # noqa: E402
 from tests.on_ray.test_random_kills import Writes, noted  # noqa: E402
 from tests.waits import WAIT_S, until  # noqa: E402
@@ -268,8 +268,6 @@ def test_without_its_head_a_cluster_ends_and_the_next_one_goes_on_with_the_folde
     cluster, tmp_path
 ):
     """A learner and a writer go on until Ray ends their processes, after a minute."""
-    if MARK not in os.environ:
-        pytest.skip("no network namespace")
     environ = {
         **os.environ,
         # Of a minute, for which Ray waits for a head.

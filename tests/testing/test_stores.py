@@ -254,9 +254,9 @@ def hidden():
 
 BROKEN = [
     (in_ram(Ones), "new_stores_hold_zeros", "flags of a new store differs"),
-    (in_ram(NoRecords), "heap_and_records_are_said", "no attribute 'records'"),
-    (in_ram(StrayHeap), "heap_and_records_are_said", "heap is MemoryHeap where no"),
-    (in_ram(StrayRecords), "heap_and_records_are_said", "packed has no path"),
+    (in_ram(NoRecords), "heap_and_records_are_attributes", "no attribute 'records'"),
+    (in_ram(StrayHeap), "heap_and_records_are_attributes", "heap is MemoryHeap where no"),
+    (in_ram(StrayRecords), "heap_and_records_are_attributes", "packed has no path"),
     (in_ram(Rounds), "rows_come_back_bit_for_bit", "field 'float64s' of .* differs"),
     (in_ram(Drops), "rows_come_back_bit_for_bit", r"gather returned \['bfloat16'"),
     (in_ram(Numbers), "floats_keep_their_bits", "field 'float32' of special floats"),
