@@ -130,7 +130,7 @@ def test_the_listed_command_lines_work_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # The page is served until Ctrl-C: a test below runs that command alone.
     lines = [line for line in listed_commands() if typed(line)[0] != "view"]
-    assert len(lines) == 14
+    assert len(lines) == 13
     for line in lines:
         code = run(typed(line))
         assert code == 0, f"{line}: {capsys.readouterr().err}"
