@@ -338,7 +338,7 @@ def fields_of(
         fact, layout = known.get(path), image_layouts.get(path)
         entry = {
             "path": path,
-            "dtype": field.dtype if field.kind == "array" else field.kind,
+            "dtype": field.law.name(field),
             "shape": shape_of(field),
             "varies": field.varies,
             "nbytes": field.nbytes,
