@@ -24,7 +24,7 @@ lengths alone."""
 
 def numbers_of(field: Field) -> Field:
     """The field of the numbers that are drawn of a field: lengths where it varies."""
-    return LENGTH if field.varies else field
+    return LENGTH if field.law.by_length else field
 
 
 def read_numbers(
@@ -41,14 +41,14 @@ def read_numbers(
     Raises:
         StaleError: A position is not in the buffer.
     """
-    if buffer.schema[path].varies:
+    if buffer.schema[path].law.by_length:
         return buffer.view.get_lengths((path,), env_ids, positions, damaged=True)[path]
     return buffer.get_field(path, env_ids, positions)
 
 
 def name_of(path: str, field: Field) -> str:
     """The name of what is drawn of a field."""
-    return f"length of {path}" if field.varies else path
+    return f"length of {path}" if field.law.by_length else path
 
 
 def read_texts(

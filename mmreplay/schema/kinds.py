@@ -39,6 +39,7 @@ class Kind(Protocol):
         by_length: Curves and histograms are drawn of the lengths of its values, which
             are read without them.
         as_text: Values are shown by `show`, and not as numbers.
+        numeric: `numbers` returns numbers.
         folds: Transforms may compute with its values as with arrays of one shape.
         travels: Its values may be sent as rows of one size, as writers without a disk
             and formats without values of any length do.
@@ -46,6 +47,7 @@ class Kind(Protocol):
 
     by_length: bool
     as_text: bool
+    numeric: bool
     folds: bool
     travels: bool
 
@@ -77,6 +79,9 @@ class Kind(Protocol):
     def numbers(self, field: Field, column: Column) -> NDArray[Any] | None:
         """Numbers that the values consist of, as numpy knows them; None of others."""
 
+    def integers(self, field: Field) -> bool:
+        """Whether these are integers or bools, whatever is stored."""
+
     def summary(self, field: Field, value: Any) -> Any:
         """One value as JSON: a short one as it is, of a long one what it is like."""
 
@@ -92,6 +97,7 @@ class Fixed:
 
     by_length = False
     as_text = False
+    numeric = True
     folds = True
     travels = True
 
@@ -124,6 +130,10 @@ class Fixed:
     def numbers(self, field: Field, column: Column) -> NDArray[Any] | None:
         """The values themselves."""
         return np.asarray(column)
+
+    def integers(self, field: Field) -> bool:
+        """By the dtype."""
+        return field.numpy.kind in "iub"
 
     def summary(self, field: Field, value: Any) -> Any:
         """Up to 4 numbers; of more their range and mean."""
@@ -167,6 +177,10 @@ class BFloat16(Fixed):
         """As float32, exactly."""
         return from_bfloat16_bits(np.asarray(column))
 
+    def integers(self, field: Field) -> bool:
+        """They are not: their bits are."""
+        return False
+
 
 class Varying(Fixed):
     """Arrays whose first axis varies from step to step, of any dtype."""
@@ -193,6 +207,10 @@ class Varying(Fixed):
         items = np.asarray(column.values if isinstance(column, Ragged) else column)
         return from_bfloat16_bits(items) if field.dtype == "bfloat16" else items
 
+    def integers(self, field: Field) -> bool:
+        """By the dtype of the items."""
+        return field.numpy.kind in "iub" and field.dtype != "bfloat16"
+
     def summary(self, field: Field, value: Any) -> Any:
         """Likewise, and how many items it has."""
         found = super().summary(field, value)
@@ -206,6 +224,7 @@ class Varying(Fixed):
 class Bytes(Varying):
     """`bytes` of any length."""
 
+    numeric = False
     unit = "bytes"
 
     def claims(self, field: Field) -> bool:
