@@ -88,6 +88,9 @@ class Kind(Protocol):
     def show(self, field: Field, value: Any) -> str:
         """What one value begins with and how long it is, in one line."""
 
+    def label(self, field: Field, number: float) -> str | None:
+        """How one of its numbers is written; None as every number is."""
+
     def length(self, field: Field, count: int) -> str:
         """A length of a value with its unit."""
 
@@ -159,6 +162,10 @@ class Fixed:
         if np.size(value) > len(few):
             shown.append("…")
         return f"[{', '.join(shown)}]" if np.ndim(value) else shown[0]
+
+    def label(self, field: Field, number: float) -> str | None:
+        """As every number is."""
+        return None
 
     def length(self, field: Field, count: int) -> str:
         """Such as ``3 items of [2]``."""
