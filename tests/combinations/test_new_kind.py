@@ -6,6 +6,7 @@ that does not know of `Days` reads numbers.
 """
 
 import json
+from contextlib import contextmanager
 from datetime import date, timedelta
 
 import numpy as np
@@ -52,12 +53,45 @@ class Days(Fixed):
         return self.summary(field, number)
 
 
-@pytest.fixture(autouse=True)
-def days():
-    kind = Days()
+class Cents(Fixed):
+    """Amounts of money, as whole hundredths: not the numbers that are stored."""
+
+    def claims(self, field):
+        return field.dtype == "int64" and field.exact
+
+    def name(self, field):
+        return "money"
+
+    def convert(self, field, value, path, lead):
+        given = np.asarray(value)
+        if given.dtype.kind == "f":
+            given = np.rint(given * 100).astype(np.int64)
+        return super().convert(field, given, path, lead)
+
+    def numbers(self, field, column):
+        return np.asarray(column) / 100
+
+    def integers(self, field):
+        return False
+
+
+@contextmanager
+def known(kind):
     KINDS.insert(0, kind)
     yield kind
     KINDS.remove(kind)
+
+
+@pytest.fixture
+def days():
+    with known(Days()) as kind:
+        yield kind
+
+
+@pytest.fixture
+def cents():
+    with known(Cents()) as kind:
+        yield kind
 
 
 SCHEMA = {
@@ -105,7 +139,7 @@ def make(path, **options):
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path, days):
     return make(tmp_path / "dated")
 
 
@@ -239,3 +273,56 @@ def test_transforms_compute_with_days(path):
         batch = buffer.sample(32)
         for number, value in zip(batch["observation/count"], batch["observation/day"], strict=True):
             assert value == pytest.approx((NUMBERS[number] - NUMBERS[0]) / 2)
+
+
+@pytest.fixture
+def paid(tmp_path, cents):
+    """Rewards of 0.5, 1.5 and so on, beside observations of quarters."""
+    money = mr.Field((), "int64", exact=True)
+    schema = SCHEMA | {"observation": mr.Field((2,), "int64", exact=True), "reward": money}
+    with mr.ReplayBuffer.create(tmp_path / "paid", mr.Schema(schema), 64) as buffer:
+        for number in range(ROWS):
+            amounts = {"observation": np.array([number / 4, number]), "reward": number + 0.5}
+            buffer.add(step(number, None) | amounts)
+    return tmp_path / "paid"
+
+
+def test_numbers_that_are_not_those_stored_are_counted_and_shown(paid):
+    first = json.loads(command("head", str(paid), "--json")[1])["rows"][1]
+    assert (first["observation"], first["reward"]) == ([0.25, 1.0], 1.5)
+    with mr.ReplayBuffer.open(paid) as buffer:
+        assert buffer.get_field("reward", 0, [3]).tolist() == [350]
+        assert mr.field_moments(buffer)["reward"].max == ROWS - 0.5
+        assert mr.episode_table(buffer).returns[:2].tolist() == [18.0, 54.0]
+    page = Page([paid])
+    try:
+        assert ask(page, "values", "env=0&first=1&count=1")["values"]["reward"] == [[1.5]]
+        overview = ask(page, "overview")
+        assert overview["returns"]["y"][:2] == [18.0, 54.0]
+        facts, body = unpack(
+            page.answer("/api/b/0/curve", "env=0&first=0&stop=3&field=reward").body
+        )
+        assert np.frombuffer(body, "<f4").reshape(3, 1, -1)[2, 0].tolist() == [0.5, 1.5, 2.5]
+        assert facts["integer"] is False
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize(
+    ("transform", "name", "expected"),
+    [
+        (mr.NStep(2, gamma=1.0), "reward", 2.5 + 3.5),
+        (mr.DiscountedReturn(1.0), "discounted_return", 2.5 + 3.5 + 4.5 + 5.5),
+        (
+            mr.Normalize({"observation": [0.0, 1.0]}, {"observation": [1.0, 2.0]}),
+            "observation",
+            [0.5, 0.5],
+        ),
+        (mr.Cast("float32", scale=2.0), "observation", [1.0, 4.0]),
+        (mr.Delta("observation"), "delta", [0.25, 1.0]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_transforms_compute_with_numbers_that_are_not_those_stored(paid, transform, name, expected):
+    with mr.ReplayBuffer.open(paid, transforms=[transform]) as buffer:
+        assert buffer.take([0], [2])[name].tolist() == [expected]
