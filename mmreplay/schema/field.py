@@ -238,6 +238,13 @@ class Field:
             SchemaError: Its shape differs, or the cast could lose what was not
                 meant to be lost.
         """
+        # Most values come as they are stored, whatever they mean.
+        if (
+            type(value) is np.ndarray
+            and value.dtype == self.numpy
+            and value.shape == lead + self.shape
+        ):
+            return value
         return self.law.convert(self, value, path, lead)
 
 
