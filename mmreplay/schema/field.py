@@ -138,7 +138,6 @@ class Field:
         set_(self, "kind", str(kind))
         nbytes = REFERENCE.itemsize if varies else _checked_nbytes(axes, stored.itemsize)
         set_(self, "nbytes", nbytes)
-        set_(self, "law", law_of(self))
 
     @classmethod
     def text(cls, max_bytes: int) -> Field:
@@ -217,7 +216,18 @@ class Field:
         names = ("shape", "dtype", "exact", "mutable", "numpy", "nbytes", "max_length", "kind")
         for name, value in zip(names, [*state, None, "array"][:8], strict=True):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "law", law_of(self))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Kind:
+            """Choose the kind when it is first asked for; later it is found without."""
+            if name != "law":
+                raise AttributeError(
+                    f"'Field' object has no attribute {name!r}", name=name, obj=self
+                )
+            law = law_of(self)
+            object.__setattr__(self, "law", law)
+            return law
 
     def convert(self, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
         """Validate one incoming value and cast it to this field.

@@ -2,9 +2,9 @@
 
 Each field has a *kind*, ``field.law``. Whoever reads, shows or converts values asks it,
 and needs no list of the kinds that there are. A new one is a class here, or a subclass
-of one of these that stands in `KINDS` before the others when fields are made; how its
-values are stored stays what the field's dtype and shape say, so that files do not know
-of it.
+of one of these that stands in `KINDS` before the others before fields are asked; how
+its values are stored stays what the field's dtype and shape say, so that files do not
+know of it.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ KINDS: list[Kind] = [Text(), Bytes(), Varying(), BFloat16(), Fixed()]
 
 
 def law_of(field: Field) -> Kind:
-    """Return the kind that claims a field that is made."""
+    """Return the kind that claims a field."""
     for kind in KINDS:
         if kind.claims(field):
             return kind

@@ -95,7 +95,7 @@ def cents():
 
 
 def schema(**fields):
-    """Made anew: a field's kind is chosen when it is made."""
+    """Made anew: a field keeps the kind that it had when it was first asked."""
     day = mr.Field((), "int64", exact=True)
     return mr.Schema(
         {
