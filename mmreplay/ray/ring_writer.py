@@ -28,7 +28,7 @@ from mmreplay.buffer.opening import (
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.disk import files
 from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import lock_pid, refuse_network
+from mmreplay.disk.lock import Owner, refuse_network
 from mmreplay.errors import FormatError, LockedError, SchemaError
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.format.metadata import ON_DISK
@@ -277,7 +277,7 @@ def _check_next_ring(
         path = folder / each
         if not holds_buffer(path):
             return
-        if lock_pid(path / LOCK) is None:
+        if not Owner(path).alive:
             with ReplayBuffer.open(path) as ring:
                 check_same(ring, schema, capacity, num_envs, create)
             return

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
-from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
+from mmreplay.disk.lock import Owner, WriterLock, refuse_network
 from mmreplay.errors import (
     FailedError,
     FormatError,
@@ -436,7 +435,7 @@ class Shard:
             "steps": len(ring),
             "heads": heads.tolist(),
             "rate": self._rate(name, rows),
-            "writer": lock_pid(self.folder / name / LOCK),
+            "writer": Owner(self.folder / name).process,
             "free": self._num_free(name),
             "disk_free": self._disk_free(name),
         }

@@ -284,8 +284,9 @@ def test_a_repair_without_surviving_rows_is_reported(damaged):
 
 
 def test_a_live_writer_is_left_alone(tmp_path):
-    with create(tmp_path / "a"), pytest.raises(LockedError, match="take a snapshot"):
+    with create(tmp_path / "a"), pytest.raises(LockedError, match="take a snapshot") as caught:
         mr.repair(tmp_path / "a")
+    assert caught.value.pid == os.getpid()
 
 
 def test_a_target_inside_and_a_folder_that_is_no_buffer_are_refused(tmp_path, damaged):
