@@ -159,7 +159,7 @@ class Owner:
 
     @cached_property
     def text(self) -> dict[str, object]:
-        """The lock's ``pid``, ``host`` and ``start`` (Unix seconds), where it is a number.
+        """The lock's ``pid``, ``host`` and, where it is a number, ``start``, a Unix time.
 
         Empty where it is not valid: the pid must be one, and the host a short name.
         """
