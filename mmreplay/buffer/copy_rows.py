@@ -40,7 +40,7 @@ from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
 from mmreplay.schema.varying import convert_varying
 from mmreplay.storage import disk_space
-from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
+from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.store import Columns, Store
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -130,7 +130,6 @@ def replace_generation(
     if former.path is None:
         return _replace_in_memory(reader, metadata, fill)
     assert former.committer is not None
-    assert isinstance(former.commit, CommitWriter)
     former.committer.commit()
     former.refuse_elsewhere()
     fresh = None

@@ -33,7 +33,7 @@ from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.schema.varying import ValueList
-from mmreplay.storage.commit_state import CommitWriter, MemoryCommitState, WritableCommitState
+from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
 from mmreplay.storage.store import Columns, Store
@@ -817,9 +817,8 @@ def first_fitting(
 def bounds_of(commit: WritableCommitState, ring: Ring) -> Bounds:
     """What is published, for shards that are made of it."""
     heads, heap_heads, tails = commit.heads, commit.heap_heads, commit.tails
-    if isinstance(commit, CommitWriter):
-        # A power cut brings rows back that were removed and not committed since.
-        tails = np.minimum(tails, commit.committed.tails)
+    # A power cut brings rows back that were removed and not committed since.
+    tails = np.minimum(tails, commit.committed.tails)
     tails = np.maximum(tails, commit.limits - ring.slots)
     heap_tails = commit.heap_tails
     assert heap_heads is not None

@@ -64,7 +64,7 @@ from mmreplay.samplers.base import Draw, Sampler, require_integer, traits_of
 from mmreplay.samplers.holding import Claims, bookmark_of, put_back, threads, unmoved
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema.convert import array_of, on_host
-from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
+from mmreplay.storage.commit_state import DISCARDED_ROWS
 from mmreplay.storage.gather import SPLIT_ROWS, ColumnLayouts, Records, after
 from mmreplay.storage.layout import record_layout, served_ends
 from mmreplay.transforms.base import Asked, Direct, FoundRows, RowPlan, RowReads, Sums
@@ -177,7 +177,7 @@ class GenerationReader(StartView):
         self.draws: DrawCount = DrawCount() if former is None else former.draws
         self._store, self._commit, self._schema, self._ring = (files.store, commit, schema, ring)
         # Only another process's record changes without a call of this process.
-        self._foreign_commit = commit if isinstance(commit, CommitReader) else None
+        self._foreign_commit = commit if commit.follows else None
         self.home = identity_of(files)
 
         transform = batch_transform(transforms, metadata) if transforms else None

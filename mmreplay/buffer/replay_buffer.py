@@ -55,7 +55,6 @@ from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.schema import stated_num_envs
 from mmreplay.storage import disk_space
-from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.memory_usage import MemoryUsage, measure
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import Advise, ReadMode, ReadPolicy, Store
@@ -1448,12 +1447,11 @@ class ReplayBuffer:
             raise FailedError(f"{opened.name} is closed. Use ReplayBuffer.open(path).")
         reader = self._reader
         reader.refresh()
-        if opened.refuse_removed is not None and not opened.commit.moved:
-            # A reader's folder may be gone from its path, or replaced by a resize
-            # whose record it missed.
-            commit = opened.commit
-            if opened.refuse_removed() and isinstance(commit, CommitReader):
-                commit.moved = True
+        look = opened.refuse_removed
+        # A reader's folder may be gone from its path, or replaced by a resize whose
+        # record it missed.
+        if look is not None and not opened.commit.moved and look():
+            opened.commit.mark_moved()
         if self._files.commit.moved:
             self._follow_resize()
             reader = self._reader
