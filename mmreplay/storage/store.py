@@ -23,8 +23,10 @@ from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
 if TYPE_CHECKING:
+    from mmreplay.storage.commit_state import WritableCommitState
     from mmreplay.storage.gather import Records
     from mmreplay.storage.heap import Heap
+    from mmreplay.storage.zarr.sealing import Sealing
 
 ReadMode = Literal["auto", "mmap", "pread"]
 Advise = Literal["auto", "always", "never", "kernel"]
@@ -110,6 +112,13 @@ class Store(Protocol):
     @property
     def heap(self) -> Heap | None:
         """The values that vary; None where no field does. Rows have the references."""
+
+    @property
+    def sealing(self) -> Sealing | None:
+        """What moves rows to shards and back; None where they stay where they are.
+
+        Its shards take the values that vary from the heap, which bounds no row's life.
+        """
 
     @property
     def records(self) -> Records | None:
@@ -274,6 +283,43 @@ class Store(Protocol):
 
     def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values in rows."""
+
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Learn, before the first write of a writer, what it publishes.
+
+        Args:
+            commit: What is published.
+            refuse_removed: Called before files are read or changed by their path;
+                raises `RemovedError` where it leads to another buffer.
+        """
+
+    def settle(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
+    ) -> None:
+        """Note in a new buffer which rows are alive, for whoever reads its files.
+
+        Args:
+            first: int64 ``[E]``, oldest positions.
+            stop: int64 ``[E]``, the next positions.
+            seal: Move all that are alive to where they are to stay.
+
+        Raises:
+            FullError: No space is left for that.
+            FailedError: Files or memory were short.
+        """
+
+    def settle_last(
+        self, tails: NDArray[np.int64], heads: NDArray[np.int64], *, seal: bool
+    ) -> None:
+        """The same before all is committed and closed, which a failure never keeps.
+
+        Args:
+            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
+            heads: int64 ``[E]``.
+            seal: See `settle`.
+        """
 
     def sync(self) -> None:
         """Make every row written so far survive a power cut.

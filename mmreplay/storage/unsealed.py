@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from mmreplay.storage.heap import Heap
 from mmreplay.storage.layout import HEAP
 from mmreplay.storage.store import Columns, NewBytes, TakenValues, flags_between
 
+if TYPE_CHECKING:
+    from mmreplay.storage.commit_state import WritableCommitState
+
 _copies = kernels.load("copies")
 
 
@@ -31,6 +34,7 @@ class UnsealedStore:
     ring: Ring
     schema: Schema
     heap: Heap | None
+    sealing = None
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:
@@ -113,3 +117,18 @@ class UnsealedStore:
     def map_field(self, path: str) -> NDArray[Any] | None:
         """None; see `Store.map_field`."""
         return None
+
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Do nothing: no file is opened by its path later."""
+
+    def settle(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
+    ) -> None:
+        """Do nothing: rows stay where they are."""
+
+    def settle_last(
+        self, tails: NDArray[np.int64], heads: NDArray[np.int64], *, seal: bool
+    ) -> None:
+        """Do nothing: rows stay where they are."""

@@ -9,7 +9,7 @@ in the staging files. Readers look at it before and after they copy.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from mmreplay.format.heap import References, legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.layout import HEAP
 from mmreplay.storage.memmap import POLICY, MemmapStore
@@ -57,14 +58,14 @@ class ZarrStore:
     ) -> None:
         self.ring, self.schema = metadata.ring, metadata.schema
         self.packed = frozenset[str]()
-        self.path = folder / group.FOLDER
         self._staging = staging
         staging.recycle_pages()
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
-        self._reader = ShardReader(self.path, metadata.ring, staging.maps, policy.advise)
         self._states = states
         self.sealing = Sealing(folder, metadata, staging, states)
+        self.path = self.sealing.path
+        self._reader = ShardReader(self.path, metadata.ring, staging.maps, policy.advise)
         self._range_rows = self.sealing.range_rows
         self._buffers = BufferPool()
         self.heap = staging.heap
@@ -386,25 +387,23 @@ class ZarrStore:
     def map_field(self, path: str) -> None:
         """None: shards are compressed."""
 
-    def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
-        """Say in the group of a new buffer what is alive; see `Sealing.settle`.
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Seal by what is published; see `Store.begin_writing`."""
+        self.sealing.give_up(commit.limits)
+        self.sealing.refuse_removed = refuse_removed
+        self.sealing.read_values_by(commit)
 
-        Raises:
-            FullError: No space is left to seal what is to be.
-            FailedError: Files or memory were short.
-        """
+    def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
+        """Say in the group of a new buffer what is alive; see `Sealing.settle`."""
         self.sealing.settle(first, stop, seal=seal, fresh=True)
         self.sealing.raise_if_unsealed(COPIED)
 
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
-        """The same before all is committed and closed, which a full disk never keeps.
+        """The same before all is closed; see `Store.settle_last`.
 
         What could not be sealed is reported later, by `Sealing.raise_if_unsealed`.
-
-        Args:
-            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
-            heads: int64 ``[E]``.
-            seal: See `Sealing.settle`.
         """
         oldest = np.maximum(tails, heads - self.ring.capacity)
         self.sealing.settle_last(oldest, heads, seal=seal)
@@ -500,10 +499,6 @@ class ZarrStore:
                     apparent += status.st_size
                     allocated += status.st_blocks * 512
         return apparent, allocated
-
-    def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
-        """Per path, (bytes of its shards, bytes of the rows in them)."""
-        return self.sealing.compression(heads)
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
