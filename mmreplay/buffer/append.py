@@ -50,7 +50,6 @@ from mmreplay.storage.layout import stored
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, Store, rounded_up
 from mmreplay.storage.write_path import MappedWriter
-from mmreplay.storage.zarr.engine import stored_columns
 from mmreplay.storage.zarr.heap_space import space_of
 
 if TYPE_CHECKING:
@@ -816,7 +815,7 @@ class Appender:
         found, num_ends = find_reset_rows(
             store.flags(rows),
             env_ids,
-            lambda some, paths: comparable(stored_columns(store, rows[some], paths)),
+            lambda some, paths: comparable(store.stored(rows[some], paths)),
             reward=reward,
             bfloat16=schema[reward].dtype == "bfloat16",
             observation=schema.role_paths("observation"),

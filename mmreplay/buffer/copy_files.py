@@ -543,7 +543,7 @@ class ShardCopy(FileCopy):
             commit.refresh()
             assert commit.heap_heads is not None
             assert commit.heap_tails is not None
-            references, data, illegal = source.take_values(
+            references, data, illegal = source.take_values_of(
                 path,
                 rows,
                 commit.heap_tails[ids],

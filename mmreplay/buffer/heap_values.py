@@ -29,17 +29,14 @@ from mmreplay.format.heap import MAX_HEAD, References, aligned, checksums, lay_o
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.nesting import SEPARATOR
 from mmreplay.ragged import Ragged
-from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.schema.varying import ValueList
-from mmreplay.storage.commit_state import CommitWriter, MemoryCommitState, WritableCommitState
+from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
 from mmreplay.storage.store import Columns, Store
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.heap_space import space_of
-from mmreplay.storage.zarr.shards import Bounds
 
 if TYPE_CHECKING:
     from mmreplay.buffer.reader import GenerationReader
@@ -695,9 +692,9 @@ class ValueCopier:
         self._writer = ValueWriter(store, self._space, self._commit, None)
         self._schema = store.schema
         self._heads = self._commit.heads.copy()
-        self._sealed = isinstance(store, ZarrStore)
-        if isinstance(store, ZarrStore):
-            store.sealing.read_values_by(lambda: bounds_of(self._commit, store.ring))
+        self._sealed = store.sealing is not None
+        if store.sealing is not None:
+            store.sealing.read_values_by(self._commit)
 
     def begin(self, oldest: Array) -> None:
         """Note where each environment's rows begin, int64 ``[E]``."""
@@ -812,19 +809,6 @@ def first_fitting(
                 break
             left, stop = left - int(used[-1]), begin
     return fitting
-
-
-def bounds_of(commit: WritableCommitState, ring: Ring) -> Bounds:
-    """What is published, for shards that are made of it."""
-    heads, heap_heads, tails = commit.heads, commit.heap_heads, commit.tails
-    if isinstance(commit, CommitWriter):
-        # A power cut brings rows back that were removed and not committed since.
-        tails = np.minimum(tails, commit.committed.tails)
-    tails = np.maximum(tails, commit.limits - ring.slots)
-    heap_tails = commit.heap_tails
-    assert heap_heads is not None
-    assert heap_tails is not None
-    return Bounds(heads, tails, heap_heads, heap_tails)
 
 
 def _refuse_overflow(heap_heads: Array) -> None:

@@ -23,7 +23,6 @@ import numpy as np
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of, size_in_bytes
 from mmreplay.buffer.append import Appender
-from mmreplay.buffer.heap_values import bounds_of
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
@@ -53,7 +52,6 @@ from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
 OPENERS: tuple[str, ...] = ("mmreplay.zarr_groups.opening",)
@@ -489,10 +487,7 @@ def _open_locked(
         store.close()
         raise
     watch = recovery.FolderWatch(path, metadata, commit.file)
-    if isinstance(store, ZarrStore):
-        store.sealing.give_up(commit.limits)
-        store.sealing.refuse_removed = watch.refuse_removed
-        store.sealing.read_values_by(lambda: bounds_of(commit, metadata.ring))
+    store.begin_writing(commit, watch.refuse_removed)
     committer = Committer(store, commit, path, watch.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"

@@ -32,7 +32,6 @@ from mmreplay.ring import Ring, Run, Span, runs
 from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, packer, record_layout
 from mmreplay.storage.memmap import STAGE_NBYTES, MemmapStore
 from mmreplay.storage.store import CheckedStore
-from mmreplay.storage.zarr.engine import ZarrStore
 
 SYNC_NBYTES = 64 << 20
 """Bytes after which what was written so far is synced, so that the sync at the end
@@ -235,7 +234,7 @@ class StoreWriter:
         else:
             where = env_runs(ring, env_ids, positions)
         self._store.write(where, columns, block.flags)
-        if not isinstance(self._store, ZarrStore):  # which syncs what it seals
+        if self._store.sealing is None:  # which syncs what it seals
             self._syncs.count(len(block) * self._row_nbytes)
         # An assignment with repeated indices keeps the last value, of the newest row.
         self._next[env_ids] = positions + 1

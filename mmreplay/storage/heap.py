@@ -20,7 +20,7 @@ from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.format.heap import MAX_HEAD, Array, References
 from mmreplay.format.metadata import heap_reserve_nbytes
-from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
+from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise, Columns, Store
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
@@ -218,7 +218,6 @@ class HeapSpace:
             commit_state: What is published and, on a disk, durable.
         """
         self._store, self._commit_state = store, commit_state
-        self._durable = commit_state if isinstance(commit_state, CommitWriter) else None
         self.nbytes = heap.nbytes
         self.reserve = heap_reserve_nbytes(store.schema, heap.nbytes)
         self._paths = store.schema.varying
@@ -226,13 +225,10 @@ class HeapSpace:
     @property
     def free_until(self) -> Array:
         """int64 ``[E]``: heap positions below may be written."""
-        heap_tails = self._commit_state.heap_tails
+        heap_tails, durable = self._commit_state.heap_tails, self._commit_state.committed.heap_tails
         assert heap_tails is not None
-        if self._durable is not None:
-            durable = self._durable.committed.heap_tails
-            assert durable is not None
-            heap_tails = np.minimum(heap_tails, durable)
-        free_until: Array = np.minimum(heap_tails + self.nbytes, MAX_HEAD)
+        assert durable is not None
+        free_until: Array = np.minimum(np.minimum(heap_tails, durable) + self.nbytes, MAX_HEAD)
         return free_until
 
     @property
@@ -245,8 +241,7 @@ class HeapSpace:
     @property
     def raise_due(self) -> bool:
         """Whether half of the reserve that durable tails leave is used somewhere."""
-        assert self._durable is not None
-        durable = self._durable.committed.heap_tails
+        durable = self._commit_state.committed.heap_tails
         assert durable is not None
         used = self.ahead - self.reserve // 2 > durable + self.nbytes
         return bool(used.any())
@@ -258,9 +253,8 @@ class HeapSpace:
         A power cut leaves the values below the committed heap heads that were not
         overwritten since: none, where a whole heap was written since.
         """
-        assert self._durable is not None
         heap_heads = self._commit_state.heap_heads
-        durable = self._durable.committed.heap_heads
+        durable = self._commit_state.committed.heap_heads
         assert heap_heads is not None
         assert durable is not None
         return bool((heap_heads - durable > self.nbytes // 2).any())
@@ -284,14 +278,12 @@ class HeapSpace:
         # Of one publication: heap heads that are newer than the heads would give up
         # values of rows that are not looked at.
         heads, tails, heap_heads = state.published
-        heap_tails = state.heap_tails
+        heap_tails, durable = state.heap_tails, state.committed
         assert heap_heads is not None
         assert heap_tails is not None
-        if self._durable is not None:
-            durable = self._durable.committed
-            assert durable.heap_tails is not None
-            tails = np.maximum(tails, durable.tails)
-            heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        assert durable.heap_tails is not None
+        tails = np.maximum(tails, durable.tails)
+        heap_tails = np.maximum(heap_tails, durable.heap_tails)
         targets = wanted - self.nbytes
         short = np.flatnonzero(heap_tails < targets)
         if len(short):

@@ -50,6 +50,7 @@ from mmreplay.storage.layout import (
 )
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Columns, ReadPolicy, flags_between
+from mmreplay.storage.unsealed import UnsealedStore
 from mmreplay.storage.write_path import (
     LEAST_NBYTES,
     SHORT_NBYTES,
@@ -180,7 +181,7 @@ Large = tuple[str, MappedWriter, int]
 """Path of a field in a file of its own, the file's writer, bytes of a row."""
 
 
-class MemmapStore:
+class MemmapStore(UnsealedStore):
     """One data folder; see `Store` for what each method owes."""
 
     def __init__(
@@ -468,6 +469,24 @@ class MemmapStore:
                     packed = gathered(*source, rows, paths)
                 result[path] = packed[path]
         return result
+
+    def map_field(self, path: str) -> NDArray[Any] | None:
+        """Map a field of all rows; see `Store.map_field`.
+
+        The mapping is private: a write into one makes a copy of the page.
+        """
+        ring, field, placement = self.ring, self.schema[path], self.placement
+        if path in placement.served:
+            return None
+        name = placement.large.get(path, RECORDS)
+        mapping = self._files[name].map_private()
+        if name == RECORDS:
+            rows = np.frombuffer(mapping, placement.record)[path]
+        else:
+            rows = np.frombuffer(mapping, field.numpy).reshape(-1, *field.shape)
+        if ring.layout == "time_major":
+            return rows.reshape(ring.slots, ring.num_envs, *field.shape)
+        return rows.reshape(ring.num_envs, ring.slots, *field.shape).swapaxes(0, 1)
 
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""

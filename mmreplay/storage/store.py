@@ -6,10 +6,10 @@ the buffer brings both together. `ReadPolicy` says how rows are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from mmreplay.arguments import flag, one_of
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError
+from mmreplay.format.heap import References
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
 if TYPE_CHECKING:
+    from mmreplay.storage.commit_state import WritableCommitState
     from mmreplay.storage.gather import Records
     from mmreplay.storage.heap import Heap
+    from mmreplay.storage.zarr.sealing import Sealing
 
 ReadMode = Literal["auto", "mmap", "pread"]
 Advise = Literal["auto", "always", "never", "kernel"]
@@ -63,6 +66,10 @@ class ReadPolicy:
 
 
 Columns = Mapping[str, NDArray[np.generic]]
+NewBytes = Callable[[int], NDArray[np.uint8]]
+"""Returns memory of so many bytes."""
+TakenValues = tuple[References, NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_] | None]
+"""What `Store.take_values` returns."""
 
 
 def flags_between(
@@ -105,6 +112,13 @@ class Store(Protocol):
     @property
     def heap(self) -> Heap | None:
         """The values that vary; None where no field does. Rows have the references."""
+
+    @property
+    def sealing(self) -> Sealing | None:
+        """What moves rows to shards and back; None where they stay where they are.
+
+        Its shards take the values that vary from the heap, which bounds no row's life.
+        """
 
     @property
     def records(self) -> Records | None:
@@ -189,6 +203,61 @@ class Store(Protocol):
             Per path ``[B, *shape]``; small fields are views of one packed array.
         """
 
+    def stored(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out as they are stored, with references of values that vary.
+
+        `gather` may return anything in place of those that `take_values` understands.
+        """
+
+    def take_values(
+        self,
+        path: str,
+        references: References,
+        env_ids: NDArray[np.int64],
+        heap_tails: NDArray[np.int64],
+        heap_heads: NDArray[np.int64],
+        buffer: NewBytes,
+    ) -> TakenValues:
+        """Copy values that vary out.
+
+        Args:
+            path: The field.
+            references: `REFERENCE` ``[N]``, as `gather` returned them.
+            env_ids: int64 ``[N]``, their environments.
+            heap_tails: int64 ``[E]``, of one record.
+            heap_heads: int64 ``[E]``, likewise.
+            buffer: Returns memory of so many bytes.
+
+        Returns:
+            The references that rows store; uint8, their values one after another; int64
+            ``[N + 1]``, the items before each value and those of all; and bool ``[N]``,
+            which references are illegal, or None if none is. Those have no value and a
+            reference of zeros.
+        """
+
+    def heap_references(self, rows: NDArray[np.int64], columns: Columns) -> Columns:
+        """References of values that lie in the heap; zeros of those that do not.
+
+        Args:
+            rows: int64 ``[N]``.
+            columns: Per path of fields that vary, what `gather` returned of them.
+        """
+
+    def sealed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows lie in shards now, values and all, bool of their shape."""
+
+    def file_with(self, path: str, row: int) -> str:
+        """Name the file that holds a row's value of a field that varies."""
+
+    def map_field(self, path: str) -> NDArray[Any] | None:
+        """Map a field of all rows; what is written there does not reach the file.
+
+        Returns:
+            ``[slots, num_envs, *shape]``; None where no file holds it as it is.
+        """
+
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for rows ahead of a gather where pages are missing.
 
@@ -215,6 +284,43 @@ class Store(Protocol):
     def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values in rows."""
 
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Learn, before the first write of a writer, what it publishes.
+
+        Args:
+            commit: What is published.
+            refuse_removed: Called before files are read or changed by their path;
+                raises `RemovedError` where it leads to another buffer.
+        """
+
+    def settle(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
+    ) -> None:
+        """Note in a new buffer which rows are alive, for whoever reads its files.
+
+        Args:
+            first: int64 ``[E]``, oldest positions.
+            stop: int64 ``[E]``, the next positions.
+            seal: Move all that are alive to where they are to stay.
+
+        Raises:
+            FullError: No space is left for that.
+            FailedError: Files or memory were short.
+        """
+
+    def settle_last(
+        self, tails: NDArray[np.int64], heads: NDArray[np.int64], *, seal: bool
+    ) -> None:
+        """The same before all is committed and closed, which a failure never keeps.
+
+        Args:
+            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
+            heads: int64 ``[E]``.
+            seal: See `settle`.
+        """
+
     def sync(self) -> None:
         """Make every row written so far survive a power cut.
 
@@ -226,6 +332,9 @@ class Store(Protocol):
     @property
     def files(self) -> list[File]:
         """Open files that hold the rows; none in RAM."""
+
+    def shard_paths(self) -> list[Path]:
+        """Paths of the other files that hold rows now, which are not kept open."""
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""

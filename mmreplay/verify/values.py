@@ -203,7 +203,7 @@ class ValueCheck:
         wrong = np.full((count, len(fields)), None, object)
         heap_heads = np.full(count, self._commit.heap_heads()[env_id])
         for number, (path, field) in enumerate(fields.items()):
-            references, data, illegal = store.take_values(
+            references, data, illegal = store.take_values_of(
                 path,
                 rows,
                 np.zeros(count, np.int64),

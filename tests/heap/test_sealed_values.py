@@ -15,7 +15,7 @@ import pytest
 from numcodecs import blosc
 
 import mmreplay as mr
-from mmreplay.buffer.reader import GenerationReader
+from mmreplay.buffer.value_reader import ValueReader
 from mmreplay.errors import CorruptError, FullError, SchemaError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.sharding import Sharding
@@ -635,7 +635,7 @@ def test_values_around_one_of_another_length_stay_their_own(ring, monkeypatch):
     shard = shard_of(ring, "observation")
     change(shard, shorter)
     # As if its row was overwritten meanwhile: then the others are the batch.
-    monkeypatch.setattr(GenerationReader, "_refuse_damaged", lambda *_, **__: None)
+    monkeypatch.setattr(ValueReader, "_refuse_damaged", lambda *_, **__: None)
     with mr.ReplayBuffer.open(ring) as buffer:
         positions = np.arange(int(buffer.span.first[0]), int(buffer.span.stop[0]))
         texts = buffer.get_field("observation", 0, positions).text()

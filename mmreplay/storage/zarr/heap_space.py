@@ -45,17 +45,15 @@ class SealedHeapSpace(HeapSpace):
         Those may be lower than wanted; see `HeapSpace.raised`, and `await_shards`.
         """
         state = self._commit_state
-        heads, tails, heap_heads = state.published
-        heap_tails, complete = state.heap_tails, heads
+        heads, _, heap_heads = state.published
+        heap_tails, durable = state.heap_tails, state.committed
         assert heap_heads is not None
         assert heap_tails is not None
-        if self._durable is not None:
-            durable = self._durable.committed
-            assert durable.heap_tails is not None
-            heap_tails = np.maximum(heap_tails, durable.heap_tails)
-            # After a power cut the range of the committed head is written on.
-            complete = np.minimum(heads, durable.heads)
-            tails = durable.tails
+        assert durable.heap_tails is not None
+        heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        # After a power cut the range of the committed head is written on.
+        complete = np.minimum(heads, durable.heads)
+        tails = durable.tails
         targets = wanted - self.nbytes
         short = np.flatnonzero(heap_tails < targets)
         if not len(short):
@@ -85,7 +83,7 @@ class SealedHeapSpace(HeapSpace):
     def await_shards(self, needed: Array, commit: Callable[[], object] | None) -> None:
         """Have shards made until the heap may be written so far; see `HeapSpace`."""
         heads, _, _ = self._commit_state.published
-        limits = self._limits
+        limits = self._commit_state.committed.limits
         heap_tails = self._commit_state.heap_tails
         assert heap_tails is not None
         short = np.flatnonzero(self.free_until < needed)
@@ -107,16 +105,10 @@ class SealedHeapSpace(HeapSpace):
         if (reached + self.nbytes < needed).any():
             commit()
 
-    @property
-    def _limits(self) -> Array:
-        state = self._commit_state
-        return state.limits if self._durable is None else self._durable.committed.limits
-
     def _alive_from(self, limits: Array) -> Array:
         """int64 ``[E]``: no row below is alive, nor would be after a power cut."""
-        tails = self._commit_state.tails
-        if self._durable is not None:
-            tails = np.minimum(tails, self._durable.committed.tails)
+        state = self._commit_state
+        tails = np.minimum(state.tails, state.committed.tails)
         return np.maximum(tails, limits - self._ring.slots)
 
     def _unpassed(self, heads: Array, heap_tails: Array, alive_from: Array) -> Array:
