@@ -33,8 +33,7 @@ def stats(path: BufferPath, json: Json = False) -> None:
         show.print_json(_facts(counts, moments, episodes))
     else:
         names = {
-            each: each if fields[each].kind == "array" else f"{each} (its bytes)"
-            for each in moments
+            each: each if fields[each].law.numeric else f"{each} (its bytes)" for each in moments
         }
         _print(str(path), counts, {names[p]: m for p, m in moments.items()}, episodes)
 

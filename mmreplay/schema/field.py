@@ -15,13 +15,15 @@ import numpy as np
 
 from mmreplay.arguments import flag, integer, one_of
 from mmreplay.errors import SchemaError, shown
-from mmreplay.schema.convert import convert
-from mmreplay.schema.dtypes import array_nbytes, canonical_name, describe, storage_dtype
+from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
+from mmreplay.schema.kinds import law_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
+
+    from mmreplay.schema.kinds import Kind
 
 
 from mmreplay.nesting import CONTROLS
@@ -31,8 +33,8 @@ MAX_AXES = 32
 MAX_NBYTES = 2**48
 MAX_LENGTH = 2**32 - 1
 
-Kind = Literal["array", "text", "bytes"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Word = Literal["array", "text", "bytes"]
+WORDS: tuple[Word, ...] = get_args(Word)
 
 REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 """What a row stores of a value that varies: the heap position of its first byte, its
@@ -74,7 +76,7 @@ class Field:
     numpy: np.dtype[np.generic] = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
     max_length: int | None = field(default=None, kw_only=True)
-    kind: Kind = field(default="array", kw_only=True)
+    kind: Word = field(default="array", kw_only=True)
 
     # Written out rather than generated, so that a caller may give any dtype and
     # shape that numpy would take, and a reader still finds a name and a tuple.
@@ -86,7 +88,7 @@ class Field:
         exact: bool = False,
         mutable: bool = False,
         max_length: int | None = None,
-        kind: Kind = "array",
+        kind: Word = "array",
     ) -> None:
         """Declare a field.
 
@@ -107,7 +109,7 @@ class Field:
         axes, name = _checked_shape(shape), canonical_name(dtype)
         for option, value in (("exact", exact), ("mutable", mutable)):
             flag(f"field option {option}", value)
-        one_of("field kind", kind, KINDS, "Use Field.text or Field.bytes.")
+        one_of("field kind", kind, WORDS, "Use Field.text or Field.bytes.")
         if mutable and 0 in axes:
             raise SchemaError(
                 f"field option mutable must be False for the shape {list(axes)}, "
@@ -192,13 +194,12 @@ class Field:
     @property
     def description(self) -> str:
         """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
-        if self.kind != "array":
-            unit = "byte" if self.max_length == 1 else "bytes"
-            return f"{self.kind} of at most {self.max_length} {unit}"
-        if self.max_length is None:
-            return describe(self.dtype, self.shape)
-        axes = ", ".join([f"up to {self.max_length}", *map(str, self.inner)])
-        return f"{self.dtype}[{axes}]"
+        return self.law.describe(self)
+
+    @property
+    def law(self) -> Kind:
+        """What its values mean: how they are taken, counted, compared and shown."""
+        return law_of(self)
 
     def __repr__(self) -> str:
         if self.kind != "array":
@@ -241,13 +242,8 @@ class Field:
                 f"field {path!r} varies from step to step, so its values make no array "
                 "of one shape. Pass them to add or extend."
             )
-        if (
-            type(value) is np.ndarray
-            and value.dtype == self.numpy
-            and value.shape == lead + self.shape
-        ):
-            return value
-        return convert(self, value, path, lead)
+        column: NDArray[np.generic] = self.law.convert(self, value, path, lead)
+        return column
 
 
 def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
@@ -285,7 +281,7 @@ def _checked_length(
     axes: tuple[int, ...],
     dtype: str,
     max_length: int | None,
-    kind: Kind,
+    kind: Word,
     exact: bool,
     mutable: bool,
 ) -> int:
@@ -373,8 +369,8 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     if varies and not (type(length) is int and 1 <= length <= MAX_LENGTH):
         legal = f"an integer in [1, {MAX_LENGTH}]"
         raise _refused(f"max_length of {name!r}", length, legal)
-    if varies and options["kind"] not in KINDS:
-        raise _refused(f"kind of {name!r}", options["kind"], f"one of {', '.join(KINDS)}")
+    if varies and options["kind"] not in WORDS:
+        raise _refused(f"kind of {name!r}", options["kind"], f"one of {', '.join(WORDS)}")
     return name, Field(shape, dtype, **options)
 
 
