@@ -120,6 +120,7 @@ class ReadTables:
     Attributes:
         columns: The rows around each step.
         marks: The flags looked for in them.
+        num_packed: How many of the columns are of rows whose records are read.
         layout: Fields that records hold, and those that are summed as they are read,
             as `ColumnLayouts` takes them.
         summed: The latter.
@@ -139,15 +140,31 @@ class ReadTables:
             served: See `ReadPlan`, as for the next one.
             truncated_path: See `ReadPlan`.
         """
-        self._packed, self._served, self._truncated_path = packed, served, truncated_path
+        self._in_records, self._served, self._truncated_path = packed, served, truncated_path
         self.columns: list[ReadColumn] = []
         self.marks: list[ReadMark] = []
+        self.num_packed = 0
         self.layout: list[tuple[str, int, int | None]] = []
         self.summed: list[tuple[str, int, np.dtype[np.generic]]] = []
         self.packed: list[FieldRead] = []
         self.marked: list[tuple[FieldRead, slice]] = []
         self.truncated: list[FieldRead] = []
         self.apart: list[ApartRead] = []
+
+    def add_all(self, wanted: Mapping[Where, Sequence[FieldRead]], sums: Sums) -> None:
+        """Read fields of rows of each step, and sum those of them that records hold."""
+        added = [path for path in sums.dtypes if path in self._in_records]
+        of_records = {
+            where
+            for where, reads in wanted.items()
+            if (added and where is sums.where) or any(r.path in self._in_records for r in reads)
+        }
+        # Rows of records first: the disk is asked for all of them at once.
+        for where in sorted(wanted, key=lambda w: w not in of_records):
+            start = self.add(where, wanted[where])
+            if where is sums.where:
+                self.summed = [(path, start, sums.dtypes[path]) for path in added]
+        self.num_packed = sum(len(where.ahead) for where in of_records)
 
     def add(self, where: Where, reads: Iterable[FieldRead]) -> int:
         """Read fields of some rows of each step.
@@ -161,7 +178,7 @@ class ReadTables:
                 self.truncated.append(read)
             elif read.path in self._served:
                 self._add_served(read, start)
-            elif read.path in self._packed:
+            elif read.path in self._in_records:
                 self._add_packed(read, start)
             else:
                 apart.append(read)
@@ -194,6 +211,18 @@ class ReadTables:
         # The first three arrays of rows are bounds; see `fold_steps`.
         rows = slice(3 + start, 3 + start + reads[0].width)
         self.apart.append(ApartRead(rows, tuple(dict.fromkeys(r.path for r in reads)), reads))
+
+    def numbered(self, made: Iterable[str]) -> dict[Where, list[tuple[str, str]]]:
+        """Numbers and names of the columns that the kernel writes, by where they go.
+
+        Args:
+            made: Names of the sums and of the discount, which come after the fields.
+        """
+        targets = [(read.into, read.key) for read in self.packed]
+        found: dict[Where, list[tuple[str, str]]] = {}
+        for at, (into, key) in enumerate([*targets, *((BATCH, name) for name in made)]):
+            found.setdefault(into, []).append((str(at), key))
+        return found
 
     @staticmethod
     def table(lines: Iterable[ReadColumn] | Iterable[ReadMark]) -> Ids:
@@ -239,24 +268,11 @@ class ReadPlan:
         records = store.records
         packed = frozenset[str]() if records is None else store.packed
         # Sums of packed fields are made as the fields are read, others afterwards.
-        added = tuple(path for path in sums.dtypes if path in packed)
         self._added = tuple(path for path in sums.dtypes if path not in packed)
 
-        wanted = _wanted(direct, asked, sums, self._added)
-        of_records = {
-            where
-            for where, reads in wanted.items()
-            if not packed.isdisjoint(read.path for read in reads)
-        }
-        if added:
-            of_records.add(sums.where)
         tables = ReadTables(packed, served, truncated_path)
-        # Rows of records first: the disk is asked for all of them at once.
-        for where in sorted(wanted, key=lambda w: w not in of_records):
-            start = tables.add(where, wanted[where])
-            if where is sums.where:
-                tables.summed = [(path, start, sums.dtypes[path]) for path in added]
-        self._num_packed = sum(len(where.ahead) for where in of_records)
+        tables.add_all(_wanted(direct, asked, sums, self._added), sums)
+        self._num_packed = tables.num_packed
         self._fixed = (
             *store.ring.shape,
             before,
@@ -271,16 +287,12 @@ class ReadPlan:
 
         self._records = records if tables.layout or tables.summed else None
         # The kernel that reads records makes the discount too; else it is made after.
-        made = list(added)
+        made = [path for path, _, _ in tables.summed]
         self._discount = sums.discount
         if self._records is not None and sums.discount is not None:
             made.append(sums.discount)
             self._discount = None
-        targets = [(read.into, read.key) for read in tables.packed]
-        targets += [(BATCH, name) for name in made]
-        self._packed: dict[Where, list[tuple[str, str]]] = {}
-        for at, (into, key) in enumerate(targets):
-            self._packed.setdefault(into, []).append((str(at), key))
+        self._packed = tables.numbered(made)
         record = record_layout(store.schema).record
         here = self._discount is not sums.discount
         self._layout = ColumnLayouts(record, tables.layout, tables.summed, here)
