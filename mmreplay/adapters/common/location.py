@@ -153,6 +153,13 @@ class BufferLocation:
             self.buffer.commit()
         return _reopened, (self._system, str(self.path), made)
 
+    def discard(self) -> None:
+        """Close the buffer, and remove the folder if this object made it."""
+        if self.buffer is not None:
+            self.buffer.close()
+        if not self.resumed:
+            files.remove_tree(self.path)
+
     def for_copy(self) -> BufferLocation:
         """Return the location of a copy; its name starts with the name of this one."""
         if self.temporary:
