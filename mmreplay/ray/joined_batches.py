@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from mmreplay.ragged import Ragged
 from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers
+from mmreplay.samplers.joint import JointWeights, Mass, Numbers
 from mmreplay.storage.gather import BufferPool, Offsets, SharedArrays
 
 
@@ -56,12 +56,9 @@ class BatchJoiner:
             shared: Into which rings of this node were gathered.
         """
         each = [rows for number in sorted(by_ring) for rows in by_ring[number]]
-        first, count = each[0], sum([len(rows) for rows in each])
+        first = each[0]
         probabilities = _joined([rows.probabilities * fractions[rows.number] for rows in each])
-        if self._table.prioritized:
-            weights = self._weights(planned, fractions, silent).of(probabilities)
-        else:
-            weights = np.ones(count, np.float32)
+        weights = self._weights(planned, fractions, silent).of(probabilities)
         # Of all rings, or of none.
         masks = [rows.mask for rows in each if rows.mask is not None]
         windows = [rows.windows for rows in each if rows.windows is not None]
@@ -133,11 +130,8 @@ class BatchJoiner:
 
     def _all_weights(self, call: PlannedCall, probabilities: Numbers) -> NDArray[np.float32]:
         """Weights of all batches of a call."""
-        if not self._table.prioritized:
-            return np.ones(len(probabilities), np.float32)
         masses = self._masses(call.fractions)
-        sampler = cast(JointSampler, self._sampler)
-        by_batch = [sampler.joint_weights(step, masses) for step in call.steps]
+        by_batch = [self._sampler.joint_weights(step, masses) for step in call.steps]
         numbers = probabilities.reshape(len(by_batch), -1)
         if all(each == by_batch[0] for each in by_batch):
             return by_batch[0].of(numbers).reshape(-1)
@@ -148,8 +142,7 @@ class BatchJoiner:
         self, planned: PlannedBatch, fractions: Numbers, silent: Collection[int]
     ) -> JointWeights:
         """Weights by the newest masses, as if all were one buffer's."""
-        sampler = cast(JointSampler, self._sampler)
-        return sampler.joint_weights(planned.step, self._masses(fractions, silent))
+        return self._sampler.joint_weights(planned.step, self._masses(fractions, silent))
 
     def _masses(self, fractions: Numbers, silent: Collection[int] = ()) -> list[Mass]:
         """The newest masses, as if all were one buffer's."""
