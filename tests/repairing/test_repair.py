@@ -250,6 +250,7 @@ def test_opening_a_buffer_without_metadata_advises_a_repair(damaged):
 
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(1)
 def test_impossible_flags_of_rows_without_a_checksum_are_dropped_or_repaired(
     tmp_path, rng, autoreset
 ):
