@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-WHOLE = os.environ.get("MMREPLAY_TESTS") == "whole"
+ALL = os.environ.get("MMREPLAY_TESTS") == "whole"
 """Set by `tools/check`: tests do all that they can."""
 
 
-def count(whole: int, quick: int) -> int:
+def count(full: int, quick: int) -> int:
     """How many things a test tries: the first number in `tools/check`."""
-    return whole if WHOLE else quick
+    return full if ALL else quick
 
 
 def mark(items: Iterable[pytest.Item]) -> None:

@@ -85,8 +85,8 @@ def test_of_cases_that_take_long_as_many_are_left_as_the_test_says():
 
 
 def test_a_test_tries_more_where_all_is_to_be_done(monkeypatch):
-    assert slices.count(9, 2) == (9 if slices.WHOLE else 2)
-    monkeypatch.setattr(slices, "WHOLE", True)
+    assert slices.count(9, 2) == (9 if slices.ALL else 2)
+    monkeypatch.setattr(slices, "ALL", True)
     assert slices.count(9, 2) == 9
 
 

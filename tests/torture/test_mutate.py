@@ -40,7 +40,10 @@ def test_nothing_is_found_in_many_damaged_buffers():
 
 @pytest.mark.parametrize(
     ("geometries", "states", "seed", "refused"),
-    [(HEAPED, count(40, 15), 33, count(5, 1)), (SHARDED_HEAPS, count(12, 6), count(41, 44), count(2, 0))],
+    [
+        (HEAPED, count(40, 15), 33, count(5, 1)),
+        (SHARDED_HEAPS, count(12, 6), count(41, 44), count(2, 0)),
+    ],
     ids=["heaps", "shards"],
 )
 def test_no_forged_value_passes_for_a_whole_one(geometries, states, seed, refused):
