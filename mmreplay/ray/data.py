@@ -50,8 +50,8 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import load as load_metadata
 from mmreplay.nesting import unflatten
 from mmreplay.ragged import Ragged
+from mmreplay.ray.agreement import described
 from mmreplay.ray.cluster import require_connection
-from mmreplay.ray.registry import described
 from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import EpochSnapshot
 from mmreplay.schema import Schema
