@@ -34,9 +34,8 @@ from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.schema.varying import ValueList
 from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
+from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace
 from mmreplay.storage.store import Columns, Store
-from mmreplay.storage.zarr.heap_space import space_of
 
 if TYPE_CHECKING:
     from mmreplay.buffer.reader import GenerationReader
@@ -119,8 +118,6 @@ class ValueWriter:
         self._plain = [PlainValue(p, field) for p, field in self._fields.items()]
         self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
         self._references = [np.frombuffer(b, REFERENCE) for b in self._reference_bytes]
-        heap = self._heap
-        self._stores = heap.window if isinstance(heap, FileHeap) else None
         fields = [plain.arguments for plain in self._plain]
         self._mapped = list(zip(fields, self._references, self._reference_bytes, strict=True))
         # Heap heads at which the committer is woken next.
@@ -281,9 +278,9 @@ class ValueWriter:
 
         Each by one call of C, from a mapping of whole paths.
         """
-        if self._stores is None or data.__class__ is not dict:
+        if data.__class__ is not dict:
             return None
-        window = self._stores()
+        window = self._heap.window()
         head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
         if window is None or head > MAX_HEAD:
             return None
@@ -688,8 +685,10 @@ class ValueCopier:
         assert store.heap is not None
         # What is published of the copy while it is made: nothing but heap heads.
         self._commit = MemoryCommitState(store.ring.num_envs, store.heap.nbytes)
-        self._space = space_of(store, store.heap, self._commit)
-        self._writer = ValueWriter(store, self._space, self._commit, None)
+        space = store.heap_space(self._commit)
+        assert space is not None
+        self._space = space
+        self._writer = ValueWriter(store, space, self._commit, None)
         self._schema = store.schema
         self._heads = self._commit.heads.copy()
         self._sealed = store.sealing is not None

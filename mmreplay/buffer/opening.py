@@ -491,8 +491,10 @@ def _open_locked(
     committer = Committer(store, commit, path, watch.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"
+    schema = metadata.schema
+    fast = store.fast_append(commit)
     appender = Appender(
-        store, commit, committer, metadata.schema, metadata.autoreset, metadata.schema.row_nbytes
+        store, commit, committer, schema, metadata.autoreset, schema.row_nbytes, fast
     )
     opened = OpenFiles(path, metadata, store, commit, recovered, appender, committer, lock, policy)
     opened.refuse_elsewhere, opened.watch = watch.refuse_elsewhere, watch

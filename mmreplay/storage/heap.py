@@ -8,7 +8,7 @@ write on: values of one environment rise with its rows, so those are always its 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Protocol
@@ -20,9 +20,11 @@ from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.format.heap import MAX_HEAD, Array, References
 from mmreplay.format.metadata import heap_reserve_nbytes
+from mmreplay.ring import Ring
+from mmreplay.schema import Schema
 from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Advise, Columns, Store
+from mmreplay.storage.store import Advise
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
 
 _copies = kernels.load("copies")
@@ -70,6 +72,13 @@ class Heap(Protocol):
             offsets: int64 ``[N]``, their first bytes in the whole heap.
             nbytes: int64 ``[N]``, their bytes, all inside of it.
             out: uint8, as many as they are together.
+        """
+
+    def window(self) -> tuple[mmap.mmap, int, int] | None:
+        """Return the file's mapping, and which bytes may be stored into now.
+
+        Those of pages that were made ready, for the values to come; None where there
+        are none.
         """
 
 
@@ -160,11 +169,7 @@ class FileHeap:
                 mapping.close()
 
     def window(self) -> tuple[mmap.mmap, int, int] | None:
-        """Return the file's mapping, and which bytes may be stored into now.
-
-        Those of pages that were made ready, for the values to come; None where there
-        are none.
-        """
+        """See `Heap.window`."""
         writer = self._writer
         if writer.mapping is None or monotonic() >= writer.until:
             return None
@@ -195,6 +200,21 @@ class MemoryHeap:
         waits = out.nbytes >= LONG_NBYTES
         _copies.copy_spans(self._bytes, offsets, nbytes, out, None, waits)
 
+    def window(self) -> None:
+        """None: nothing is mapped."""
+
+
+class HeapRows(Protocol):
+    """Rows with references; see `Store`."""
+
+    ring: Ring
+    schema: Schema
+
+    def stored(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out as they are stored."""
+
 
 class HeapSpace:
     """How far the heap of each environment may be written.
@@ -209,7 +229,7 @@ class HeapSpace:
 
     ends_rows = True
 
-    def __init__(self, store: Store, heap: Heap, commit_state: WritableCommitState) -> None:
+    def __init__(self, store: HeapRows, heap: Heap, commit_state: WritableCommitState) -> None:
         """Look at one store.
 
         Args:
@@ -352,7 +372,7 @@ class HeapSpace:
         """Where the values of rows begin, int64 ``[N]``; -1 for rows without any."""
         positions = np.arange(first, stop)
         rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
-        columns = self._gathered(rows)
+        columns = self._store.stored(rows, self._paths)
         begins = np.full(len(positions), -1)
         heap_heads = self._commit_state.heap_heads
         assert heap_heads is not None
@@ -364,7 +384,3 @@ class HeapSpace:
             there &= references["position"] < heap_heads[env_id]
             begins[there] = references["position"][there]
         return begins
-
-    def _gathered(self, rows: Array) -> Columns:
-        """References of rows."""
-        return self._store.gather(rows, self._paths)

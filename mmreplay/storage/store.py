@@ -23,9 +23,11 @@ from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
 if TYPE_CHECKING:
-    from mmreplay.storage.commit_state import WritableCommitState
+    from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
+    from mmreplay.storage.fast_append import FastAppend
     from mmreplay.storage.gather import Records
-    from mmreplay.storage.heap import Heap
+    from mmreplay.storage.heap import Heap, HeapSpace
+    from mmreplay.storage.layout import RecordLayout
     from mmreplay.storage.zarr.sealing import Sealing
 
 ReadMode = Literal["auto", "mmap", "pread"]
@@ -112,6 +114,10 @@ class Store(Protocol):
     @property
     def heap(self) -> Heap | None:
         """The values that vary; None where no field does. Rows have the references."""
+
+    @property
+    def placement(self) -> RecordLayout | None:
+        """Where `files` have each row; None where they do not have all rows as such."""
 
     @property
     def sealing(self) -> Sealing | None:
@@ -295,6 +301,13 @@ class Store(Protocol):
                 raises `RemovedError` where it leads to another buffer.
         """
 
+    def heap_space(self, commit: WritableCommitState) -> HeapSpace | None:
+        """How far the heap may be written; None where no field varies.
+
+        Args:
+            commit: What is published.
+        """
+
     def settle(
         self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
     ) -> None:
@@ -386,4 +399,11 @@ class DiskStore(CheckedStore, Protocol):
             metadata: What the generation is.
             writable: Open them for writing, too.
             policy: How rows are read.
+        """
+
+    def fast_append(self, commit: CommitWriter) -> FastAppend | None:
+        """Return what stores and publishes by one call; None where nothing does.
+
+        Args:
+            commit: Publishes the rows.
         """

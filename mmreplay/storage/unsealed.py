@@ -18,8 +18,8 @@ from mmreplay.format.heap import References, legal
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import REFERENCE
-from mmreplay.storage.heap import Heap
-from mmreplay.storage.layout import HEAP
+from mmreplay.storage.heap import Heap, HeapSpace
+from mmreplay.storage.layout import HEAP, RecordLayout
 from mmreplay.storage.store import Columns, NewBytes, TakenValues, flags_between
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class UnsealedStore:
     ring: Ring
     schema: Schema
     heap: Heap | None
+    placement: RecordLayout | None = None
     sealing = None
 
     @property
@@ -122,6 +123,10 @@ class UnsealedStore:
         self, commit: WritableCommitState, refuse_removed: Callable[[], object]
     ) -> None:
         """Do nothing: no file is opened by its path later."""
+
+    def heap_space(self, commit: WritableCommitState) -> HeapSpace | None:
+        """By the rows whose values the heap has; see `Store.heap_space`."""
+        return None if self.heap is None else HeapSpace(self, self.heap, commit)
 
     def settle(
         self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True

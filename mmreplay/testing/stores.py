@@ -196,7 +196,8 @@ def new_stores_hold_zeros(case: StoreCase) -> None:
 
 def every_part_is_there(case: StoreCase) -> None:
     """A store has every attribute and method of `Store`."""
-    names = {*vars(Store), *Store.__annotations__}
+    kinds = (Store,) if case.open_store is None else (Store, CheckedStore)
+    names = {name for kind in kinds for name in (*vars(kind), *kind.__annotations__)}
     for store, _ in case.stores():
         for name in sorted(name for name in names if not name.startswith("_")):
             if not hasattr(store, name):
@@ -263,6 +264,31 @@ def stored_rows_are_those_written(case: StoreCase) -> None:
                 f"sealed returned {sealed.dtype}{list(sealed.shape)} for rows "
                 f"{[len(rows), 1]}. Return bool of the shape of the rows"
             )
+
+
+def files_hold_rows_where_they_are_placed(case: StoreCase) -> None:
+    """`placement` is None, or says where `files` have each row of each field."""
+    for store, ring in case.stores():
+        placement = store.placement
+        if placement is None:
+            continue
+        rows = np.arange(ring.num_rows)
+        written = columns(len(rows), case.rng)
+        store.write(runs(rows), written, np.zeros(len(rows), np.uint8))
+        opened = {file.path.name: file for file in store.files}
+        for path in STORED:
+            name, item = placement.file_of(path), SCHEMA[path]
+            if name not in opened:
+                raise ContractError(
+                    f"placement names the file {name!r}, but files has {sorted(opened)}. "
+                    "Return all files, or set placement to None"
+                )
+            data = opened[name].pread(opened[name].nbytes, 0)
+            if path in placement.large:
+                found = np.frombuffer(data, item.numpy).reshape(-1, *item.shape)
+            else:
+                found = np.frombuffer(data, placement.record)[path]
+            compare(found, written[path], f"field {path!r} of {name}", "Write rows there")
 
 
 def mapped_fields_show_rows(case: StoreCase) -> None:
@@ -630,6 +656,7 @@ RULES = by_name(
     heap_and_records_are_those_of_the_fields,
     rows_come_back_bit_for_bit,
     stored_rows_are_those_written,
+    files_hold_rows_where_they_are_placed,
     mapped_fields_show_rows,
     floats_keep_their_bits,
     a_single_row_needs_no_axis,

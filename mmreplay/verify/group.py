@@ -44,11 +44,9 @@ def check_group(folder: Path, metadata: Metadata, notes: Notebook) -> None:
 
     Args:
         folder: The buffer's.
-        metadata: Its metadata; of another engine than Zarr's there is no group.
+        metadata: Its metadata.
         notes: Where findings go.
     """
-    if metadata.engine != "zarr":
-        return
     arrays = {array.name: array for array in group.arrays_of(metadata).values()}
     live = Owner(folder).alive
     for name, below in sorted(_nodes(arrays).items()):

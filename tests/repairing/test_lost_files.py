@@ -20,6 +20,7 @@ from mmreplay.storage.layout import record_layout
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.testing.disks import QuickDisk, using
 from mmreplay.verify import verify_buffer
+from mmreplay.verify.engines import CHECKS
 from mmreplay.verify.rows import SumCheck
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.descriptors import few_descriptors
@@ -352,7 +353,7 @@ def forge(tmp_path, engine, layout, slots=1 << 31):
     sizes = record_layout(forged.schema).file_sizes(ring, forged.schema)
     os.truncate(path / DATA / "sums.bin", sizes["sums.bin"])
     if engine == "zarr":
-        os.truncate(path / DATA / "places.bin", lenient.shard_index_nbytes(forged))
+        os.truncate(path / DATA / "places.bin", CHECKS["zarr"].index_sizes(forged)["places.bin"])
     return path, forged, held
 
 

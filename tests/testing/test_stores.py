@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mmreplay.errors import FailedError, FullError
+from mmreplay.storage.layout import record_layout
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.testing import STORE_RULES, ContractError, check_store
@@ -55,6 +56,12 @@ class MapsBackwards(MemoryStore):
 class StrayHeap(MemoryStore):
     def __init__(self, ring, schema):
         super().__init__(ring, schema, heap_nbytes=4096)
+
+
+class Placed(MemoryStore):
+    def __init__(self, ring, schema):
+        super().__init__(ring, schema)
+        self.placement = record_layout(schema)
 
 
 class StrayRecords(MemoryStore):
@@ -239,6 +246,14 @@ class Swallows(MemmapStore):
             super().write(runs, columns, flags)
 
 
+class Misplaced(MemmapStore):
+    """Writes rows in the opposite order."""
+
+    def write(self, runs, columns, flags):
+        columns = {path: column[::-1].copy() for path, column in columns.items()}
+        super().write(runs, columns, flags)
+
+
 class Bare(MemmapStore):
     """Raises what the system raised."""
 
@@ -277,12 +292,20 @@ def hidden():
     return make, make
 
 
+def hidden_sums():
+    make, _ = in_ram(MemoryStore)
+    return make, make
+
+
 BROKEN = [
     (in_ram(Ones), "new_stores_hold_zeros", "flags of a new store differs"),
     (in_ram(NoRecords), "every_part_is_there", "no 'records'"),
     (in_ram(NoLimitStep), "every_part_is_there", "no 'limit_step'"),
     (in_ram(StrayHeap), "heap_and_records_are_those_of_the_fields", "heap is MemoryHeap where"),
     (in_ram(StrayRecords), "heap_and_records_are_those_of_the_fields", "packed has no path"),
+    (in_ram(Placed), "files_hold_rows_where_they_are_placed", r"but files has \[\]"),
+    (on_disk(Misplaced), "files_hold_rows_where_they_are_placed", "of records.bin differs"),
+    (hidden_sums(), "every_part_is_there", "no 'checksum'"),
     (in_ram(StoresOthers), "stored_rows_are_those_written", "of stored rows differs"),
     (in_ram(SealsOne), "stored_rows_are_those_written", r"sealed returned bool\[1\]"),
     (in_ram(MapsBackwards), "mapped_fields_show_rows", "mapped field 'bool' differs"),

@@ -9,6 +9,7 @@ on, and what a power cut leaves may be one: their values stay in the heap.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from mmreplay.format.heap import Array
 from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.heap import SCANNED_ROWS, Heap, HeapSpace
-from mmreplay.storage.store import Columns, Store
-from mmreplay.storage.zarr.engine import ZarrStore
+
+if TYPE_CHECKING:
+    from mmreplay.storage.zarr.engine import ZarrStore
 
 
 class SealedHeapSpace(HeapSpace):
@@ -29,7 +31,6 @@ class SealedHeapSpace(HeapSpace):
         """Look at one store; see `HeapSpace`."""
         super().__init__(store, heap, commit_state)
         self._sealing = store.sealing
-        self._stored = store.stored
         self._ring = store.ring
         self._steps = store.sealing.steps
         # The first range of each environment that has values above the heap tail, and
@@ -154,13 +155,3 @@ class SealedHeapSpace(HeapSpace):
         numbers = self._sealing.states.take(self._range_ids(env_id, firsts, stops))
         staged = np.flatnonzero(numbers & 1 == 0)
         return int(staged[0]) if len(staged) else len(numbers)
-
-    def _gathered(self, rows: Array) -> Columns:
-        """References of rows, which may be in shards."""
-        return self._stored(rows, self._paths)
-
-
-def space_of(store: Store, heap: Heap, commit_state: WritableCommitState) -> HeapSpace:
-    """How far the heap of a store may be written."""
-    kind = SealedHeapSpace if isinstance(store, ZarrStore) else HeapSpace
-    return kind(store, heap, commit_state)  # type: ignore[arg-type]  # checked above
