@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, SupportsIndex, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mmreplay.schema.kinds import law_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import DTypeLike
 
     from mmreplay.schema.kinds import Kind
 
@@ -220,30 +220,32 @@ class Field:
         for name, value in zip(names, [*state, None, "array"][:8], strict=True):
             object.__setattr__(self, name, value)
 
-    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
+    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> Any:
         """Validate one incoming value and cast it to this field.
 
         Args:
             value: Array, scalar, list or torch tensor ``[*lead, *shape]``. For a
-                bfloat16 field uint16 arrays are its bits.
+                bfloat16 field uint16 arrays are its bits. Of a field that varies one
+                value for each place of `lead`; see `convert_varying`.
             path: The field's path, as messages name it.
             lead: Leading axes, such as environments.
 
         Returns:
             Array of dtype `numpy` ``[*lead, *shape]``; the argument or its memory
-            where nothing is to be cast.
+            where nothing is to be cast. `Ragged` of shape `lead` where it varies.
 
         Raises:
             SchemaError: Its shape differs, or the cast could lose what was not
-                meant to be lost; or the field varies.
+                meant to be lost.
         """
-        if self.varies:
-            raise SchemaError(
-                f"field {path!r} varies from step to step, so its values make no array "
-                "of one shape. Pass them to add or extend."
-            )
-        column: NDArray[np.generic] = self.law.convert(self, value, path, lead)
-        return column
+        # Most values come as they are stored, whatever they mean.
+        if (
+            type(value) is np.ndarray
+            and value.dtype == self.numpy
+            and value.shape == lead + self.shape
+        ):
+            return value
+        return self.law.convert(self, value, path, lead)
 
 
 def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:

@@ -66,6 +66,8 @@ class Kind(Protocol):
     def convert(self, field: Field, value: object, path: str, lead: tuple[int, ...]) -> Column:
         """Validate incoming values, and return them as they are stored.
 
+        Not asked for an array that is of the stored dtype and shape already.
+
         Args:
             field: Of this kind.
             value: One value for each place of the leading axes.
@@ -87,6 +89,9 @@ class Kind(Protocol):
 
     def show(self, field: Field, value: Any) -> str:
         """What one value begins with and how long it is, in one line."""
+
+    def label(self, field: Field, number: float) -> str | None:
+        """How one of its numbers is written; None as every number is."""
 
     def length(self, field: Field, count: int) -> str:
         """A length of a value with its unit."""
@@ -119,12 +124,6 @@ class Fixed:
 
     def convert(self, field: Field, value: object, path: str, lead: tuple[int, ...]) -> Column:
         """See `Field.convert`."""
-        if (
-            type(value) is np.ndarray
-            and value.dtype == field.numpy
-            and value.shape == lead + field.shape
-        ):
-            return value
         return convert(field, value, path, lead)
 
     def numbers(self, field: Field, column: Column) -> NDArray[Any] | None:
@@ -159,6 +158,10 @@ class Fixed:
         if np.size(value) > len(few):
             shown.append("…")
         return f"[{', '.join(shown)}]" if np.ndim(value) else shown[0]
+
+    def label(self, field: Field, number: float) -> str | None:
+        """As every number is."""
+        return None
 
     def length(self, field: Field, count: int) -> str:
         """Such as ``3 items of [2]``."""
@@ -281,4 +284,7 @@ KINDS: list[Kind] = [Text(), Bytes(), Varying(), BFloat16(), Fixed()]
 
 def law_of(field: Field) -> Kind:
     """Return the kind that claims a field."""
-    return next(kind for kind in KINDS if kind.claims(field))
+    for kind in KINDS:
+        if kind.claims(field):
+            return kind
+    raise AssertionError("the last kind claims every field")
