@@ -6,6 +6,7 @@ page shows, and that each block runs, does not.
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -415,7 +416,7 @@ def test_lists_and_tables_of_a_page_begin_after_an_empty_line(page):
 
 def test_each_minimum_version_has_its_reason():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    wanted = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
     stated = {
         (match["name"], match["version"])
         for each in wanted
