@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -816,7 +817,7 @@ class Appender:
             env_ids,
             lambda some, paths: comparable(store.stored(rows[some], paths)),
             reward=reward,
-            bfloat16=schema[reward].dtype == "bfloat16",
+            numbers=partial(schema[reward].law.numbers, schema[reward]),
             observation=schema.role_paths("observation"),
             next_observation=schema.role_paths("next_observation"),
         )

@@ -38,7 +38,6 @@ from mmreplay.ragged import Ragged
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
-from mmreplay.schema.varying import convert_varying
 from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.store import Columns, Store
@@ -66,7 +65,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
     """Check what rows before a new field read as; a field that varies has no items."""
     if field.varies:
-        items = convert_varying(field, fill, path, ()).values
+        items = field.convert(fill, path, ()).values
         if len(items):
             raise SchemaError(
                 f"the fill of field {path!r}, which varies, must be empty, got "

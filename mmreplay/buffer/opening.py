@@ -28,7 +28,7 @@ from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
 from mmreplay.disk.address import URL_SCHEME, url_of
 from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import WriterLock, locked, refuse_network
+from mmreplay.disk.lock import Owner, WriterLock, refuse_network
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
@@ -405,7 +405,7 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
     except BaseException:
         commit.close()
         raise
-    if recovered.how == "killed" and locked(path):
+    if recovered.how == "killed" and Owner(path).alive:
         recovered = Recovery("live", recovered.heads, recovered.committed)
     opened = OpenFiles(path, metadata, store, commit, recovered, policy=policy)
     watch = recovery.FolderWatch(path, metadata, commit.file)

@@ -23,7 +23,7 @@ from mmreplay.buffer.heap_values import ValueCopier
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
-from mmreplay.disk.lock import WriterLock, holder, locked
+from mmreplay.disk.lock import Owner, WriterLock
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
 from mmreplay.episodes.boundaries import alone_problem, pair_problem
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
@@ -462,10 +462,12 @@ def repair(
     source = opening.absolute(path)
     named = "damaged" if in_place else "repaired"
     where = opening.absolute(f"{source}-{named}" if target is None else target)
-    if locked(source):
+    owner = Owner(source)
+    if owner.alive:
         raise LockedError(
-            f"{source} is being written by {holder(source)}. Wait until it closes, or "
-            "take a snapshot."
+            f"{source} is being written by {owner}. Wait until it closes, or take a snapshot.",
+            pid=owner.pid,
+            host=owner.host,
         )
     with ExitStack() as stack:
         stack.enter_context(_without_advice())

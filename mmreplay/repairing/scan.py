@@ -26,6 +26,7 @@ from mmreplay.errors import (
     FormatError,
     VersionError,
     raise_if_out_of_files,
+    undone_by,
 )
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
@@ -108,7 +109,7 @@ def open_files(
         FormatError: There is a link, a folder, a pipe or a device in the place of one.
     """
     opened: dict[str, File] = {}
-    try:
+    with undone_by(_close, opened):
         for name, nbytes in sizes.items():
             file, problem = _open(folder / name)
             opened[name] = file
@@ -116,11 +117,13 @@ def open_files(
                 wrong = f"{name} has {file.nbytes} bytes of {nbytes}: the rows in it are used"
                 restored.append(problem or wrong)
             file.nbytes = min(file.nbytes, nbytes)
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
     return opened
+
+
+def _close(opened: dict[str, File]) -> None:
+    """Close files."""
+    for file in opened.values():
+        file.close()
 
 
 def _open(path: Path) -> tuple[File, str]:
@@ -150,7 +153,7 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     num_unsealed = min(num_held[name] for name in lasting)
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
-    try:
+    with undone_by(_close, opened):
         staging = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         staging.maps = maps
@@ -159,10 +162,6 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
             staging.heap.nbytes = metadata.heap_nbytes
         shard_index = _open_shard_index(folder, metadata, maps, num_held[FLAGS])
         store = ShortStore(folder, metadata, staging, shard_index)
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
     store.num_staged, store.num_unsealed = min(num_held.values()), num_unsealed
     free = lasting - {FLAGS}
     store.summed = (min(n for name, n in num_held.items() if name not in free), num_held[FLAGS])
@@ -419,7 +418,7 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
     sizes = _file_sizes(metadata)
     sizes[COMMIT] = _commit_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
-    try:
+    with undone_by(_close, opened):
         known = _settled(folder, metadata, opened[COMMIT], restored)
         if known is None:
             if like is not None:
@@ -432,10 +431,6 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
                 f"{max_lost} committed ones per environment) are dropped, and rows "
                 "that had been overwritten or cleared may be back"
             )
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
     return DamageScan(folder, metadata, opened, *known, restored)
 
 

@@ -384,6 +384,7 @@ def test_a_snapshot_of_a_closed_buffer_can_be_written_on(ring, tmp_path):
 
 
 @pytest.mark.parametrize("heap_bytes", [None, 4096, 65_536])
+@pytest.mark.sliced(1)
 def test_a_resize_drops_no_row_for_want_of_heap(ring, heap_bytes):
     with reopened(ring) as buffer:
         buffer.resize(150, heap_bytes=heap_bytes)
@@ -405,6 +406,7 @@ def test_another_field_leaves_the_values_as_they_are(ring):
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd", "blosc-lz4"])
+@pytest.mark.sliced(1)
 def test_a_compacted_copy_holds_every_value(ring, tmp_path, codec):
     assert mr.compact(ring, tmp_path / "copy", codec=codec, chunk_crc32c=True).rows
     with reopened(tmp_path / "copy") as buffer:
@@ -547,6 +549,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
+@pytest.mark.sliced(3)
 def test_a_forged_chunk_is_damage_that_names_its_shard(ring, name):
     chunk, match = FORGED[name]
     shard = shard_of(ring, "observation")
@@ -613,6 +616,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
+@pytest.mark.sliced(3)
 def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(claimed, read):
     match = (
         r"field 'blob' is damaged in position \d+ of environment 0: its reference does "

@@ -80,6 +80,7 @@ def assert_whole(made):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("keep_unproven", [False, True])
+@pytest.mark.sliced(3)
 def test_a_file_that_is_missing_is_as_one_that_is_empty(damaged, tmp_path, name, keep_unproven):
     assert_missing_is_empty(damaged, tmp_path, name, keep_unproven)
 
@@ -456,6 +457,7 @@ def scanned(path):
         found.close()
 
 
+@pytest.mark.sliced(2)
 def test_too_few_descriptors_are_reported_and_drop_no_row(damaged, tmp_path):
     """Whatever is opened last: what cannot be opened for them is not damaged."""
     whole = mr.repair(damaged, tmp_path / "whole")
