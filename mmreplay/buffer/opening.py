@@ -22,7 +22,7 @@ import numpy as np
 
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of, size_in_bytes
-from mmreplay.buffer.append import Appender
+from mmreplay.buffer.append import Appender, FastAppend
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
@@ -492,7 +492,8 @@ def _open_locked(
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"
     schema = metadata.schema
-    fast = store.fast_append(commit)
+    writers = store.step_writers
+    fast = None if writers is None else FastAppend(metadata.ring, writers, commit)
     appender = Appender(
         store, commit, committer, schema, metadata.autoreset, schema.row_nbytes, fast
     )

@@ -842,8 +842,6 @@ class GenerationReader(StartView):
                 fields = self._values.with_values(fields, env_ids, positions)
         else:
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
-            if contiguous:
-                fields = _contiguous(fields)
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
         if transform is not None:
             _clear_masked(fields, transform.unknown, windows.mask)

@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,11 @@ from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Advise
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
+
+if TYPE_CHECKING:
+    from mmreplay.storage.store import Advise
+
 
 _copies = kernels.load("copies")
 

@@ -27,8 +27,6 @@ from mmreplay.disk.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage.commit_state import CommitWriter
-from mmreplay.storage.fast_append import FastAppend
 from mmreplay.storage.gather import (
     BufferPool,
     ClosedStore,
@@ -51,14 +49,14 @@ from mmreplay.storage.layout import (
     record_layout,
 )
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Columns, ReadPolicy, flags_between
-from mmreplay.storage.unsealed import UnsealedStore
+from mmreplay.storage.store import Columns, ReadPolicy, UnsealedStore, flags_between
 from mmreplay.storage.write_path import (
     LEAST_NBYTES,
     SHORT_NBYTES,
     MappedWriter,
     PartialPageFiller,
     SpaceReservation,
+    StepWriters,
 )
 
 Flags = NDArray[np.uint8]
@@ -442,8 +440,9 @@ class MemmapStore(UnsealedStore):
         for writer in self._row_writers:
             writer.recycle_pages()
 
-    def fast_append(self, commit: CommitWriter) -> FastAppend | None:
-        """For small fields of rows side by side; see `DiskStore.fast_append`."""
+    @property
+    def step_writers(self) -> StepWriters | None:
+        """Of small fields in rows side by side; see `DiskStore.step_writers`."""
         ring, placement, (records, flags) = self.ring, self.placement, self.writers
         if records is None or (self.heap is not None and ring.num_envs > 1):
             return None
@@ -451,7 +450,7 @@ class MemmapStore(UnsealedStore):
             return None
         if ring.num_envs > 1 and ring.layout == "env_major":
             return None
-        return FastAppend(ring, self.packer, placement.stride, (records, flags), commit)
+        return StepWriters(self.packer, placement.stride, records, flags)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""

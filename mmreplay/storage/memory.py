@@ -12,8 +12,7 @@ from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 from mmreplay.storage.heap import MemoryHeap
 from mmreplay.storage.layout import packer, record_layout, stored
-from mmreplay.storage.store import Columns
-from mmreplay.storage.unsealed import UnsealedStore
+from mmreplay.storage.store import Columns, UnsealedStore
 
 
 class MemoryStore(UnsealedStore):

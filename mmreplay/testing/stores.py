@@ -203,7 +203,7 @@ def every_part_is_there(case: StoreCase) -> None:
             if not hasattr(store, name):
                 raise ContractError(
                     f"the store has no {name!r}. Derive it from "
-                    "mmreplay.storage.unsealed.UnsealedStore if its rows stay where they "
+                    "mmreplay.storage.store.UnsealedStore if its rows stay where they "
                     "were written, or see mmreplay.storage.store.Store"
                 )
 

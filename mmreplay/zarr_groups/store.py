@@ -21,8 +21,7 @@ from mmreplay.ring import LAYOUTS, Ring, Run
 from mmreplay.schema import Schema
 from mmreplay.schema.notes import Notes
 from mmreplay.storage.layout import served_ends
-from mmreplay.storage.store import Columns
-from mmreplay.storage.unsealed import UnsealedStore
+from mmreplay.storage.store import Columns, UnsealedStore
 from mmreplay.storage.zarr.group import FLAGS_NAME, folder_name
 from mmreplay.strict_json import Json
 from mmreplay.zarr_groups.arrays import ChunkedReader

@@ -9,10 +9,11 @@ import torch
 
 from mmreplay.adapters import alf, pytorchrl, skrl, velora
 from mmreplay.adapters.alf.errors import RefusedError, UnfitError
+from mmreplay.buffer import append
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
 from mmreplay.kernels import rows as twin
-from mmreplay.storage import commit_state, fast_append, layout
+from mmreplay.storage import commit_state, layout
 from tests.adapters.routes import each_route
 
 Row = namedtuple("Row", ["step_type", "discount", "reward", "parts"])
@@ -274,7 +275,7 @@ def test_tensors_are_stored_by_value(tmp_path, monkeypatch, kernel):
     if kernel == "numpy":
         monkeypatch.setattr(layout, "rows", twin)
         monkeypatch.setattr(commit_state, "rows", twin)
-        monkeypatch.setattr(fast_append, "rows", twin)
+        monkeypatch.setattr(append, "rows", twin)
     memory = skrl.Memory(8, 2, "cpu", path=tmp_path / "ring")
     memory.create_tensor("observations", 3)
     for _ in range(20):  # until the ring has come round

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.append import FastAppend
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FailedError, ForkedError
 from mmreplay.storage import write_path
 from mmreplay.storage.commit_state import CommitWriter
-from mmreplay.storage.fast_append import FastAppend
 from mmreplay.testing.disks import WatchedDisk, using
 from mmreplay.verify import verify_buffer
 

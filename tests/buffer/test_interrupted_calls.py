@@ -21,7 +21,6 @@ WITHIN = {
     "buffer/flag_rules.py",
     "storage/committer.py",
     "storage/commit_state.py",
-    "storage/fast_append.py",
     "storage/memmap.py",
     "disk/files.py",
 }

@@ -23,7 +23,7 @@ from mmreplay.format.heap import References, legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.schema.field import REFERENCE
-from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
+from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.layout import HEAP
@@ -72,7 +72,7 @@ class ZarrStore:
         self._buffers = BufferPool()
         self.heap = staging.heap
         # Rows may lie in a shard, wherever the staged ones are mapped.
-        self.records = self.placement = None
+        self.records = self.placement = self.step_writers = None
         self._varying = frozenset(metadata.schema.varying)
         # Full ranges whose newest rows are not published yet: their values are not
         # read before they are.
@@ -400,9 +400,6 @@ class ZarrStore:
     def heap_space(self, commit: WritableCommitState) -> HeapSpace | None:
         """By the values that shards hold; see `Store.heap_space`."""
         return None if self.heap is None else SealedHeapSpace(self, self.heap, commit)
-
-    def fast_append(self, commit: CommitWriter) -> None:
-        """None: each write asks whether its range is in a shard."""
 
     def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
         """Say in the group of a new buffer what is alive; see `Sealing.settle`."""
