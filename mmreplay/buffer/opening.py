@@ -149,23 +149,8 @@ def describe(
     integer("capacity", capacity, 1, ROWS_EACH, maximum=metadata_file.MAX_CAPACITY)
     envs = "Give the number of environments; each call of add has a step of each."
     integer("num_envs", num_envs, 1, envs, maximum=metadata_file.MAX_NUM_ENVS)
-    # Gymnasium's enum member, as in `env.metadata["autoreset_mode"]`.
-    named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
     stated = schema.autoreset if isinstance(schema, Schema) else None
-    if named is None:
-        named = stated
-    if named is None and num_envs > 1:
-        raise SchemaError(
-            f"autoreset must say what the {num_envs} environments do after an episode "
-            "ends. Use Schema.from_env(envs), or pass autoreset='next_step' "
-            "(Gymnasium's vector default, EnvPool: the next call of step resets, with "
-            "reward 0), 'same_step' (AutoresetMode.SAME_STEP, Stable-Baselines3's "
-            "VecEnv, Isaac Lab: the step that ends the episode resets) or 'disabled' "
-            "(you call reset)."
-        )
-    if named is None:
-        # One environment: a new episode begins only when the caller resets.
-        named = "disabled"
+    named = _named_autoreset(autoreset, stated, num_envs)
     _check_choices(engine, layout, named)
     if stated not in (None, named):
         raise SchemaError(
@@ -185,13 +170,7 @@ def describe(
             f"schema must be a Schema, got {type(schema).__name__}. Wrap the fields in "
             "mmreplay.Schema(...), or use Schema.from_env or Schema.from_example."
         )
-    asked = {"codec": codec, "level": level, "chunk_crc32c": chunk_crc32c or None}
-    for name, value in asked.items():
-        if value is not None and engine != "zarr":
-            raise SchemaError(
-                f"{name}={shown(value)} needs engine='zarr', got "
-                f"engine={shown(engine)}. Leave it out, or pass that engine."
-            )
+    _check_compression(engine, codec=codec, level=level, chunk_crc32c=chunk_crc32c or None)
     if engine == "zarr" and schema.varying and layout is None:
         # Each environment has a heap of its own, which its own shards must follow.
         layout = "env_major"
@@ -221,6 +200,46 @@ def describe(
         sharding=sharding,
         heap_nbytes=heap_nbytes,
     )
+
+
+def _named_autoreset(
+    autoreset: Autoreset | Enum | None, stated: Autoreset | None, num_envs: int
+) -> str:
+    """What environments do after an end, as the caller or the schema names it.
+
+    Args:
+        autoreset: The caller's, such as Gymnasium's enum member in
+            `env.metadata["autoreset_mode"]`.
+        stated: The schema's.
+        num_envs: Of one environment it need not be said.
+
+    Raises:
+        SchemaError: Neither names it.
+    """
+    named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
+    if named is None:
+        named = stated
+    if named is None and num_envs > 1:
+        raise SchemaError(
+            f"autoreset must say what the {num_envs} environments do after an episode "
+            "ends. Use Schema.from_env(envs), or pass autoreset='next_step' "
+            "(Gymnasium's vector default, EnvPool: the next call of step resets, with "
+            "reward 0), 'same_step' (AutoresetMode.SAME_STEP, Stable-Baselines3's "
+            "VecEnv, Isaac Lab: the step that ends the episode resets) or 'disabled' "
+            "(you call reset)."
+        )
+    # One environment: a new episode begins only when the caller resets.
+    return "disabled" if named is None else named
+
+
+def _check_compression(engine: str, **asked: object) -> None:
+    """Refuse options of compressed rows for another engine; None is not given."""
+    for name, value in asked.items():
+        if value is not None and engine != "zarr":
+            raise SchemaError(
+                f"{name}={shown(value)} needs engine='zarr', got "
+                f"engine={shown(engine)}. Leave it out, or pass that engine."
+            )
 
 
 def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> int:
