@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,6 @@ from mmreplay.arguments import integer, one_of
 from mmreplay.batch import Batch, as_numpy
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes.starts import StartView, num_legal
 from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.samplers.base import (
     GROUPS,
@@ -37,13 +36,15 @@ from mmreplay.samplers.base import (
     Draw,
     Sampler,
     State,
+    ask,
     keeps_priorities,
     padded,
     traits_of,
 )
-from mmreplay.samplers.combine import NarrowingSampler, Shares, check_each, state_of
+from mmreplay.samplers.combine import Shares, check_each, state_of
+from mmreplay.samplers.divided import DrawAtShares, not_alike, refuse_alone
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, put_back, threads
-from mmreplay.samplers.joint import DrawAtShares, JointSampler, JointWeights, not_alike, plan
+from mmreplay.samplers.joint import DrawPlan, JointWeights
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, parts, same, stored_integer
 from mmreplay.samplers.uses import counters_in
@@ -70,10 +71,11 @@ def concat(
             every batch is divided at random, in proportion to the steps, windows or
             episodes that each buffer has: with uniform samplers, the draws of one large
             buffer.
-        by: ``"priority"`` divides in proportion to the priorities instead: the draws
-            and importance weights of one large buffer with a `PrioritizedSampler`.
-            Each buffer needs one, or a `SequenceSampler` around one, with the same
-            arguments but name and seed. New rows enter at the highest priority of all.
+        by: ``"priority"`` divides in proportion to the masses of all steps instead: the
+            draws and importance weights of one large buffer with the buffers' sampler,
+            such as a `PrioritizedSampler` or a `SequenceSampler` around one. All need
+            the same arguments but name, eta and seed; see docs/samplers.md for which
+            samplers can. New rows enter at the highest priority of all.
         seed: Seed of that division; None takes one from the system.
 
     Raises:
@@ -383,14 +385,14 @@ class Concat:
     def _split_by_priority(
         self, batch_size: int
     ) -> tuple[list[int], list[float], Sequence[Sampler]]:
-        """Divide the next batch by `plan`; see the module of it for the proof."""
+        """Divide the next batch by a `DrawPlan`; see its module for the proof."""
         samplers, step = self._joint_samplers(), self._step
         masses = []
         for buffer, sampler in zip(self.buffers, samplers, strict=True):
-            sampler.enter_at(self._highest)
+            ask(sampler, "enter_at")(self._highest)
             view = buffer.view
             with view.lock:
-                masses.append(sampler.mass(view, step))
+                masses.append(ask(sampler, "mass")(view, step))
         # The highest priority of all buffers is where the next new row enters.
         self._highest = max(mass.highest for mass in masses)
         totals = np.array([mass.total for mass in masses])
@@ -401,15 +403,15 @@ class Concat:
                 f"{legal} legal starts, and all of them priority 0. Add steps, or "
                 "update the priorities."
             )
-        points = samplers[0].points(self._random.shares(step, batch_size))
-        fractions, shares = plan(totals, points)
-        self._weights = weights = samplers[0].joint_weights(step, masses)
+        points = ask(samplers[0], "points")(self._random.shares(step, batch_size))
+        plan = DrawPlan.of(totals, points)
+        self._weights = weights = ask(samplers[0], "joint_weights")(step, masses)
         key = self._random.key(step)
         parts = [
             DrawAtShares(sampler, own, key, weights)
-            for sampler, own in zip(samplers, shares, strict=True)
+            for sampler, own in zip(samplers, plan.shares, strict=True)
         ]
-        return [len(own) for own in shares], fractions.tolist(), parts
+        return [len(own) for own in plan.shares], plan.fractions.tolist(), parts
 
     def _own_samplers(self) -> Sequence[Sampler]:
         """The samplers of the buffers, which a user may have replaced.
@@ -423,21 +425,22 @@ class Concat:
             self._divided = samplers
         return samplers
 
-    def _joint_samplers(self) -> list[JointSampler]:
+    def _joint_samplers(self) -> list[Sampler]:
         """The samplers of the buffers, which a user may have replaced.
 
         Raises:
             SchemaError: They cannot draw by priority as one.
         """
         samplers = [buffer.sampler for buffer in self.buffers]
+        refuse_alone(samplers, "concat by priority")
         why = not_alike(samplers)
         if why is not None:
             raise SchemaError(
-                "by='priority' needs a PrioritizedSampler, or a SequenceSampler around "
-                f"one, with equal arguments in all buffers, but {why}. Open the "
-                "buffers with such samplers, or leave `by` out."
+                "by='priority' needs samplers of one class with equal arguments in all "
+                f"buffers, but {why}. Open the buffers with such samplers, or leave `by` "
+                "out."
             )
-        return cast(list[JointSampler], samplers)
+        return samplers
 
     def take(self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike) -> Batch:
         """Gather chosen steps, in their order; see `ReplayBuffer.take`.
@@ -635,12 +638,10 @@ class ConcatDraw:
 
 def _num_shown(buffer: ReplayBuffer) -> int:
     """Legal starts that the sampler of a buffer draws from: of windows theirs."""
-    reader, sampler = buffer.view, buffer.sampler
-    view: StartView = reader
-    with reader.lock:
-        while isinstance(sampler, NarrowingSampler):
-            view, sampler = sampler.shown(view), sampler.parts[0]
-        return num_legal(view)
+    view = buffer.view
+    with view.lock:
+        count: int = ask(buffer.sampler, "num_starts")(view)
+        return count
 
 
 def refuse_undivided(samplers: Sequence[Sampler]) -> None:

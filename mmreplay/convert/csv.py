@@ -463,14 +463,7 @@ def open_plain(
     kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape) in fields.items()}
     _check_names(path, dtypes, kinds, varying)
     cells = Cells(kinds | dict.fromkeys(varying, ("uint8", ())), varying)
-    guesses = [name for name in kinds if name not in dtypes]
-    for field in guesses:
-        rounded = survey.inexact.intersection(cells.columns_of([field]))
-        if cells.kinds[field][0] == "float64" and rounded:
-            notes.doubt(
-                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
-                "they were rounded"
-            )
+    _doubt_rounded(cells, dtypes, survey.inexact, notes)
     types = {name: pa.string() for name in survey.names} | cells.types()
 
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
@@ -523,6 +516,19 @@ def _check_names(
             f"dtypes must name fields of {path} ({', '.join(names[:20])}), got "
             f"{unknown[0]!r}. {meant(unknown[0], names, 'Check the spelling.')}"
         )
+
+
+def _doubt_rounded(
+    cells: Cells, dtypes: Mapping[str, str], inexact: set[str], notes: Notes
+) -> None:
+    """Doubt the guess of float64 for fields with integers that it cannot hold."""
+    for field, (dtype, _) in cells.kinds.items():
+        rounded = inexact.intersection(cells.columns_of([field]))
+        if field not in dtypes and dtype == "float64" and rounded:
+            notes.doubt(
+                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
+                "they were rounded"
+            )
 
 
 def _is_number(name: str) -> bool:

@@ -20,7 +20,7 @@ from mmreplay.loader.prefetch import Drawable, PendingBatch, PendingShare
 from mmreplay.process import owned_by_thread
 from mmreplay.samplers.base import Sampler, State, View, traits_of
 from mmreplay.samplers.combine import state_of
-from mmreplay.samplers.joint import DrawAtShares
+from mmreplay.samplers.divided import DrawAtShares
 from mmreplay.schema import Schema
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.apply import Apply

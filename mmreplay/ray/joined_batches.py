@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from mmreplay.batch import Batch
 from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.joint import JointSampler, JointWeights, Mass, Numbers
+from mmreplay.samplers.joint import JointWeights, Mass, Numbers
 from mmreplay.storage.gather import BufferPool, Offsets, SharedArrays
 
 
@@ -58,10 +57,8 @@ class BatchJoiner:
         rings = [rows for number in sorted(by_ring) for rows in by_ring[number]]
         joined = self._join(rings, fractions, shared)
         joined.key = planned.key
-        joined.weights = np.ones(len(joined), np.float32)
-        if self._table.prioritized:
-            weights = self._weights(planned, fractions, silent)
-            joined.weights = weights.of(joined.probabilities)
+        weights = self._weights(planned, fractions, silent)
+        joined.weights = weights.of(joined.probabilities)
         return joined
 
     def join_all(self, call: PlannedCall, rings: Sequence[RingRows], shared: SharedArrays) -> Batch:
@@ -98,11 +95,8 @@ class BatchJoiner:
 
     def _all_weights(self, call: PlannedCall, probabilities: Numbers) -> NDArray[np.float32]:
         """Weights of all batches of a call."""
-        if not self._table.prioritized:
-            return np.ones(len(probabilities), np.float32)
         masses = self._masses(call.fractions)
-        sampler = cast(JointSampler, self._sampler)
-        by_batch = [sampler.joint_weights(step, masses) for step in call.steps]
+        by_batch = [self._sampler.joint_weights(step, masses) for step in call.steps]
         numbers = probabilities.reshape(len(by_batch), -1)
         if all(each == by_batch[0] for each in by_batch):
             return by_batch[0].of(numbers).reshape(-1)
@@ -113,8 +107,7 @@ class BatchJoiner:
         self, planned: PlannedBatch, fractions: Numbers, silent: Collection[int]
     ) -> JointWeights:
         """Weights by the newest masses, as if all were one buffer's."""
-        sampler = cast(JointSampler, self._sampler)
-        return sampler.joint_weights(planned.step, self._masses(fractions, silent))
+        return self._sampler.joint_weights(planned.step, self._masses(fractions, silent))
 
     def _masses(self, fractions: Numbers, silent: Collection[int] = ()) -> list[Mass]:
         """The newest masses, as if all were one buffer's."""

@@ -8,6 +8,7 @@ the file may come from anywhere.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, SupportsIndex, cast, get_args
 
@@ -364,30 +365,38 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     keys = _VARYING_KEYS if varies else _KEYS
     if set(entry) != set(keys):
         raise _refused("keys", sorted(map(str, entry)), f"exactly {sorted(keys)}")
-    name, dtype = entry["name"], entry["dtype"]
+    name = entry["name"]
     if type(name) is not str:
         raise _refused("name", name, "a string")
     if CONTROLS.search(name):
         raise _refused("name", name, "one without control characters")
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise _refused(f"dtype of {name!r}", dtype, f"one of {', '.join(DTYPES)}")
-    if (
-        type(shape) is not list
-        or len(shape) > MAX_AXES
-        or any(type(axis) is not int for axis in shape[varies:])
-    ):
-        raise _refused(f"shape of {name!r}", shape, "a list of at most 32 integers")
-    for option in ("exact", "mutable"):
-        if type(entry[option]) is not bool:
-            raise _refused(f"{option} of {name!r}", entry[option], "true or false")
+    for key in keys[1:]:
+        legal, expected = _LEGAL[key]
+        if not legal(entry[key]):
+            raise _refused(f"{key} of {name!r}", entry[key], expected)
     options = {option: entry[option] for option in keys[3:]}
-    length = options.get("max_length")
-    if varies and not (type(length) is int and 1 <= length <= MAX_LENGTH):
-        legal = f"an integer in [1, {MAX_LENGTH}]"
-        raise _refused(f"max_length of {name!r}", length, legal)
-    if varies and options["kind"] not in WORDS:
-        raise _refused(f"kind of {name!r}", options["kind"], f"one of {', '.join(WORDS)}")
-    return name, Field(shape, dtype, **options)
+    return name, Field(entry["shape"], entry["dtype"], **options)
+
+
+def _is_shape(value: object) -> bool:
+    """Whether it is a list of integers, the first of which may be None."""
+    if type(value) is not list or len(value) > MAX_AXES:
+        return False
+    return all(type(axis) is int for axis in value[value[:1] == [None] :])
+
+
+_LEGAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "dtype": (lambda d: type(d) is str and d in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "shape": (_is_shape, "a list of at most 32 integers"),
+    "exact": (lambda flag: type(flag) is bool, "true or false"),
+    "mutable": (lambda flag: type(flag) is bool, "true or false"),
+    "max_length": (
+        lambda length: type(length) is int and 1 <= length <= MAX_LENGTH,
+        f"an integer in [1, {MAX_LENGTH}]",
+    ),
+    "kind": (lambda kind: kind in WORDS, f"one of {', '.join(WORDS)}"),
+}
+"""By key of a stored field, whether a value is legal, and what an error expects."""
 
 
 def _refused(what: str, got: object, expected: str) -> SchemaError:

@@ -187,7 +187,7 @@ def proxy(module, **functions):
 
 def next_across(fields, view, env_ids, positions, *_):
     """Next observations of the next row, whichever episode that is of."""
-    paths = tuple(p for p in view.next_paths if p not in view._varying)
+    paths = tuple(p for p in view.next_paths if p not in view._schema.varying)
     rows = np.minimum(positions + 1, view.span.stop[env_ids] - 1)
     result = view.read(paths, env_ids, rows) if paths else {}
     return fields | {view.next_paths[p]: np.asarray(result[p]) for p in paths}
@@ -197,11 +197,11 @@ def unresolved(real):
     """`GenerationReader.find` that leaves references for later, under other names."""
 
     def find(self, plan, env_ids, positions):
-        heap, self._heap = self._heap, None
+        values, self._values = self._values, None
         try:
             return real(self, plan, env_ids, positions)
         finally:
-            self._heap = heap
+            self._values = values
 
     return find
 
