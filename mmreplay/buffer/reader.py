@@ -54,7 +54,7 @@ from mmreplay.episodes import (
     legal_start_table,
 )
 from mmreplay.episodes.column_index import ColumnIndex
-from mmreplay.episodes.starts import BufferIdentity, EpisodeSteps, StartView
+from mmreplay.episodes.starts import BufferIdentity, EpisodeSteps, StartTable, StartView
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -68,7 +68,6 @@ from mmreplay.errors import (
 from mmreplay.format.heap import References, legal, nbytes_of
 from mmreplay.format.heap import checksums as value_checksums
 from mmreplay.format.heap import offsets as offsets_of
-from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, require_integer, traits_of

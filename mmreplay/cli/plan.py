@@ -87,8 +87,8 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
+    from mmreplay.disk.files import free_nbytes
     from mmreplay.plan import plan_buffer
-    from mmreplay.storage.disk_space import free_nbytes
 
     schema, known_envs, known_capacity, known_layout, known_heap = _known(source, fields)
     envs = num_envs or known_envs

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
+from mmreplay.disk.files import free_nbytes
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
 from mmreplay.errors import (
@@ -45,7 +46,6 @@ from mmreplay.ray.limits import counter_of
 from mmreplay.ray.messages import client_from_bytes, reply_to_bytes, request_from_bytes
 from mmreplay.ray.registry import described
 from mmreplay.ray.reply_blocks import in_blocks, num_blocks
-from mmreplay.storage.disk_space import free_nbytes
 
 T = TypeVar("T")
 RATE_S = 1.0
