@@ -70,6 +70,10 @@ class EndedStarts(NarrowedStarts):
             self.num_illegal = int(self._starts.lengths.sum() - self._ends[-1])
         self.num_legal = int(self._starts.lengths.sum()) - self.num_illegal
 
+    def still(self, view: StartView, closed: Ids) -> bool:
+        """Whether it was made of this moment of the view, and of the same array."""
+        return self.closed is closed and self.view_starts is view.starts
+
     @property
     def starts(self) -> Span:
         """Positions that may be legal starts, per environment."""
@@ -143,11 +147,7 @@ class Hindsight:
                 with view.lock:
                     view.check_current()
                     moment, ended = view.limits_before, self._ended
-                    if (
-                        ended is None
-                        or ended.closed is not closed
-                        or ended.view_starts is not view.starts
-                    ):
+                    if ended is None or not ended.still(view, closed):
                         ended = self._ended = EndedStarts(view, closed)
                     if ended.num_legal < 1:
                         raise EmptyError(
