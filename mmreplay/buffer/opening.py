@@ -22,14 +22,13 @@ import numpy as np
 
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of, size_in_bytes
-from mmreplay.buffer.append import Appender
-from mmreplay.buffer.heap_values import bounds_of
+from mmreplay.buffer.append import Appender, FastAppend
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
 from mmreplay.disk.address import URL_SCHEME, url_of
 from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import WriterLock, locked, refuse_network
+from mmreplay.disk.lock import Owner, WriterLock, refuse_network
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
@@ -53,7 +52,6 @@ from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
 OPENERS: tuple[str, ...] = ("mmreplay.zarr_groups.opening",)
@@ -426,7 +424,7 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
     except BaseException:
         commit.close()
         raise
-    if recovered.how == "killed" and locked(path):
+    if recovered.how == "killed" and Owner(path).alive:
         recovered = Recovery("live", recovered.heads, recovered.committed)
     opened = OpenFiles(path, metadata, store, commit, recovered, policy=policy)
     watch = recovery.FolderWatch(path, metadata, commit.file)
@@ -508,15 +506,15 @@ def _open_locked(
         store.close()
         raise
     watch = recovery.FolderWatch(path, metadata, commit.file)
-    if isinstance(store, ZarrStore):
-        store.sealing.give_up(commit.limits)
-        store.sealing.refuse_removed = watch.refuse_removed
-        store.sealing.read_values_by(lambda: bounds_of(commit, metadata.ring))
+    store.begin_writing(commit, watch.refuse_removed)
     committer = Committer(store, commit, path, watch.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"
+    schema = metadata.schema
+    writers = store.step_writers
+    fast = None if writers is None else FastAppend(metadata.ring, writers, commit)
     appender = Appender(
-        store, commit, committer, metadata.schema, metadata.autoreset, metadata.schema.row_nbytes
+        store, commit, committer, schema, metadata.autoreset, schema.row_nbytes, fast
     )
     opened = OpenFiles(path, metadata, store, commit, recovered, appender, committer, lock, policy)
     opened.refuse_elsewhere, opened.watch = watch.refuse_elsewhere, watch

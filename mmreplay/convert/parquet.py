@@ -81,7 +81,8 @@ Vectors = Literal["auto", "list", "binary"]
 MAX_LIST_VALUES = 1024
 """Of the longest vector that is a list by default."""
 NARROW = {"int8", "int16", "uint8", "uint16", "bfloat16"}
-TYPES = {name: pa.from_numpy_dtype(storage_dtype(name)) for name in DTYPES if name != "bfloat16"}
+TYPES = {name: pa.from_numpy_dtype(storage_dtype(name)) for name in DTYPES}
+"""Arrow type of the values of each dtype as they are stored: of bfloat16 its bits."""
 ITEM = "element"
 """Parquet's name of the values of a list."""
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
@@ -1411,7 +1412,7 @@ def column_of(name: str, dtype: str, shape: tuple[int, ...], vectors: str) -> An
             f"field {name!r} of shape {list(shape)} has no values, and parquet cannot "
             "store empty arrays. Leave it out with fields=, or export to npz."
         )
-    item = TYPES["uint16" if dtype == "bfloat16" else dtype]
+    item = TYPES[dtype]
     metadata = {"dtype": dtype, "shape": json.dumps(list(shape))}
     if not shape:
         kind = item
@@ -1438,7 +1439,7 @@ def varying_column_of(name: str, field: Field) -> Any:
 def _varying_type(field: Field) -> Any:
     if field.kind != "array":
         return pa.string() if field.kind == "text" else pa.binary()
-    kind = TYPES["uint16" if field.dtype == "bfloat16" else field.dtype]
+    kind = TYPES[field.dtype]
     for axis in reversed(field.inner):
         kind = pa.list_(pa.field(ITEM, kind, nullable=False), axis)
     return pa.list_(pa.field(ITEM, kind, nullable=False))
@@ -1455,7 +1456,7 @@ def fits_varying(kind: Any, field: Field) -> bool:
     while pa.types.is_fixed_size_list(kind):
         axes.append(kind.list_size)
         kind = kind.value_type
-    item = TYPES["uint16" if field.dtype == "bfloat16" else field.dtype]
+    item = TYPES[field.dtype]
     return bool(kind == item and tuple(axes) == field.inner)
 
 
@@ -1628,7 +1629,7 @@ def fits(kind: Any, dtype: str, shape: tuple[int, ...]) -> bool:
     while pa.types.is_fixed_size_list(kind):
         size *= kind.list_size
         kind, lists = kind.value_type, True
-    item = TYPES["uint16" if dtype == "bfloat16" else dtype]
+    item = TYPES[dtype]
     return bool(kind == item and size == count and lists == bool(shape))
 
 

@@ -45,7 +45,8 @@ from mmreplay.ray.descriptions import Description, make, text_of
 from mmreplay.ray.epochs import NUM_EPOCHS, FrozenEpochs, at_epoch, frozen_now, unknown_epoch
 from mmreplay.ray.limits import counter_of
 from mmreplay.samplers.base import Draw, Sampler
-from mmreplay.samplers.joint import DrawAtShares, JointWeights, Mass, ShareSampler
+from mmreplay.samplers.divided import DrawAtShares
+from mmreplay.samplers.joint import JointWeights, Mass
 from mmreplay.samplers.prioritized import PriorityBasedSampler
 from mmreplay.transforms.base import Transform
 
@@ -364,7 +365,7 @@ class RingDraws:
     def _mass(
         self, ring: _Ring, step: int, highest: float, view: GenerationReader | None = None
     ) -> Mass:
-        sampler = cast(ShareSampler, ring.sampler)
+        sampler = ring.sampler
         while True:
             try:
                 if view is None or ring.buffer.closed:
@@ -428,9 +429,9 @@ class RingDraws:
     ) -> RingDraw | None:
         """Draw from one ring; None where it has no mass, or was deleted."""
         numbers = np.asarray(shares, np.float64)
-        source = cast(ShareSampler, ring.sampler)
+        source = ring.sampler
         if "epoch" in wanted:
-            source = cast(ShareSampler, self._at_epoch(ring, *wanted["epoch"]))
+            source = self._at_epoch(ring, *wanted["epoch"])
         try:
             if rows:
                 sampler = DrawAtShares(source, numbers, wanted["key"], UNWEIGHTED)

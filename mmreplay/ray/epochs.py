@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import FrozenEpoch
-from mmreplay.samplers.base import Sampler, State, View, ask
-from mmreplay.samplers.joint import ShareSampler
+from mmreplay.samplers.base import RANKS, Sampler, State, View, innermost, traits_of
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.shuffled import EpochSnapshot, ShuffledSampler, share_of_rank
@@ -45,10 +44,11 @@ NUM_NAMES = 16
 
 
 def shuffled_in(sampler: Sampler) -> ShuffledSampler | None:
-    """The sampler, or the one inside it, that draws epochs."""
-    parts = ask(sampler, "parts")
-    inner = parts[0] if parts else sampler
-    return inner if isinstance(inner, ShuffledSampler) else None
+    """The sampler, or the one inside it, that draws epochs by ranks."""
+    if traits_of(sampler).divides != RANKS:
+        return None
+    # One of another class has the same names, as its traits say.
+    return cast(ShuffledSampler, innermost(sampler))
 
 
 class FrozenEpochs:
@@ -146,7 +146,7 @@ def frozen_now(sampler: Sampler, view: View) -> tuple[Ids, Ids]:
         SchemaError: It draws no epochs.
     """
     inner = shuffled_in(sampler)
-    if inner is None or not isinstance(sampler, ShareSampler):
+    if inner is None:
         raise SchemaError(
             f"epochs need a ShuffledSampler, or a SequenceSampler around one, got "
             f"{type(sampler).__name__}. Use one of them."

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
-from typing import cast
 
 import numpy as np
 
@@ -35,7 +34,7 @@ from mmreplay.ray.requests import (
 )
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler, State
-from mmreplay.samplers.joint import JointSampler, Numbers, plan, plan_batches
+from mmreplay.samplers.joint import DrawPlan, Numbers
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, same, stored_integer
 from mmreplay.storage.gather import SharedArrays
@@ -128,9 +127,9 @@ class MassDraws:
         first = planned[-1].step + 1 if planned else self._step
         steps = range(first, first + self._per_call)
         points = self._points(random.shares_of(steps, count))
-        fractions, shares, stops = plan_batches(self._totals(count), points)
+        plan = DrawPlan.of(self._totals(count), points)
         keys = [random.key(step) for step in steps]
-        call = PlannedCall(steps, keys, count, fractions, shares, stops)
+        call = PlannedCall(steps, keys, count, plan.fractions, plan.shares, plan.stops)
         self._requests.ask_for(call)
         planned.extend(call.batches)
 
@@ -172,9 +171,7 @@ class MassDraws:
             numbers: Of a step, or of several; points that are drawn again have others
                 than those of the plan.
         """
-        if self._table.prioritized:
-            return cast(JointSampler, self._sampler).points(numbers)
-        return numbers
+        return self._sampler.points(numbers)
 
     def num_answered(self) -> int:
         """Batches of a call that was answered, which no one has asked for yet."""
@@ -208,8 +205,10 @@ class MassDraws:
             step, count = planned.step, planned.count
             with self._table.lock:
                 points = self._points(self._random.shares(step, count))
-                plan_now = plan_batches(self._totals(count), points[np.newaxis])
-                call = PlannedCall((step,), (planned.key,), count, *plan_now)
+                now = DrawPlan.of(self._totals(count), points)
+                call = PlannedCall(
+                    (step,), (planned.key,), count, now.fractions, now.shares, now.stops
+                )
                 planned = PlannedBatch(call, 0)
             self._requests.ask_for(call)
         raise StarvedError(
@@ -297,7 +296,7 @@ class MassDraws:
             # Other numbers of the step than those of the plan.
             numbers = self._random.shares(planned.step, spent + missing)[spent:]
             spent += missing
-            _, shares = plan(rest, self._points(numbers))
+            shares = DrawPlan.of(rest, self._points(numbers)).shares
             points += [len(own) for own in shares]
             requests = self._requests.ask_for_shares(planned, shares)
             failed = self._receive(planned, requests, rows)

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes.starts import BufferIdentity as BufferIdentity
-from mmreplay.episodes.starts import StartView, num_legal
-from mmreplay.errors import SchemaError, shown
+from mmreplay.episodes.starts import StartView, nothing_to_draw, num_legal
+from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.ring import position_chunks
+from mmreplay.samplers.joint import DrawPlan, JointWeights, Mass
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.schema import Schema
 
@@ -35,6 +36,11 @@ STEPS = "single steps"
 PADDED = "padded episodes"
 RAGGED = "ragged episodes"
 GROUPS = "groups"
+
+SHARES = "shares"
+RANKS = "ranks"
+ALONE = "alone"
+DIVIDES = (SHARES, RANKS, ALONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,12 @@ class Traits:
         memory: A draw depends on what earlier ones drew, beyond their number.
         priorities: `update_priorities` reaches a sampler that keeps some.
         distinct: No step comes twice in a batch.
+        divides: How several buffers are drawn from as one: by `SHARES` of the masses of
+            each (`Sampler.mass`, `Sampler.draw_at`), by the `RANKS` of an epoch, each
+            once, or not at all, `ALONE`.
+        local: Arguments that do not matter where the rows are: learners that differ in
+            these alone share a sampler there, and its priorities.
+        learned_length: Steps of each window that may have priorities; None for all.
     """
 
     form: str | None = None
@@ -65,6 +77,9 @@ class Traits:
     memory: bool = False
     priorities: bool = False
     distinct: bool = False
+    divides: str = ALONE
+    local: frozenset[str] = frozenset({"seed"})
+    learned_length: int | None = None
 
     @property
     def shape(self) -> str | None:
@@ -230,6 +245,11 @@ class Sampler(Protocol):
         parts: The samplers that it draws with.
         looked_up: Path of the integer field that it looks rows up by; a buffer without
             it refuses the sampler at once.
+        divides: See `Traits`; `SHARES` of a class without a `draw` of its own. Else it
+            holds for the `draw` of the class that says it, and of a class that replaces
+            `draw` and says nothing it is `ALONE`.
+        described: It may be made again of its class and `settings` in a process that
+            another one asks to draw.
     """
 
     epoch: int | None = None
@@ -239,7 +259,10 @@ class Sampler(Protocol):
     form: str | None = None
     parts: Sequence[Sampler] = ()
     looked_up: str | None = None
+    divides: str = SHARES
+    described: bool = True
     _random: StepGenerator | None = None
+    _step: int = 0
 
     @property
     def traits(self) -> Traits:
@@ -249,6 +272,9 @@ class Sampler(Protocol):
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch.
 
+        By default what `mass` and `draw_at` say of this buffer alone, by the generator
+        ``_random`` and at the step ``_step``, which a sampler sets when it is made.
+
         Args:
             view: The buffer now.
             batch_size: Steps to draw, at least 1.
@@ -256,6 +282,122 @@ class Sampler(Protocol):
         Raises:
             EmptyError: There is no legal start.
         """
+        random, step = self._random, self._step
+        if random is None:
+            raise TypeError(
+                f"{type(self).__name__} needs a draw method, or a generator of its own. "
+                "Set self._random = StepGenerator(seed) where it is made."
+            )
+        mass = self.mass(view, step)
+        if not mass.num_legal:
+            raise nothing_to_draw(view, batch_size)
+        if not mass.total > 0:
+            raise EmptyError(
+                f"cannot draw {batch_size} steps: all {mass.num_legal} legal starts have "
+                "mass 0. Add steps that can be drawn."
+            )
+        totals = np.array([mass.total])
+        plan = DrawPlan.of(totals, self.points(random.shares(step, batch_size)))
+        drawn = self.draw_at(view, plan.shares[0])
+        drawn.weights = self.joint_weights(step, [mass]).of(drawn.probabilities)
+        drawn.key = random.key(step)
+        self._step += 1
+        return drawn
+
+    def mass(self, view: View, step: int) -> Mass:
+        """Return what there is to draw from; by default each legal start has mass 1.
+
+        Args:
+            view: The buffer now.
+            step: The draw's, for exponents that follow a schedule.
+        """
+        # Before the number of those that are not legal, which follows from the look.
+        count = int(view.starts.lengths.sum()) - view.num_illegal
+        return Mass(float(count), count, 1.0, 0.0)
+
+    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
+        """Draw the steps that shares fall on; `draw` is not affected.
+
+        Args:
+            view: The buffer now.
+            shares: float64 ``[B]`` in ``[0, 1)``, of the mass; may be written into.
+
+        Returns:
+            In the order of the shares, with the probabilities of this buffer alone;
+            weights are ones, and the key is 0. By default legal starts by rank.
+
+        Raises:
+            EmptyError: There is no mass.
+        """
+        count = int(view.starts.lengths.sum()) - view.num_illegal
+        if count < 1:
+            raise nothing_to_draw(view, len(shares))
+        # The product of a number below 1 can round up to the count.
+        ranks = np.minimum((shares * count).astype(np.int64), count - 1)
+        env_ids, positions = view.start_at(ranks)
+        ones = np.ones(len(ranks), np.float32)
+        return Draw(env_ids, positions, np.full(len(ranks), 1.0 / count), ones)
+
+    def enter_at(self, priority: float) -> None:
+        """Have rows that are first seen from now on enter at least at a priority."""
+        return
+
+    def points(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Points of batches in ``[0, 1)``: by default the numbers as they are.
+
+        Args:
+            numbers: float64 ``[B]``, in ``[0, 1)`` and independent, or ``[N, B]`` of
+                several batches.
+        """
+        return numbers
+
+    def joint_weights(self, step: int, masses: Sequence[Mass]) -> JointWeights:
+        """Weights of a batch drawn from several buffers as one; ones by default.
+
+        Args:
+            step: The batch's.
+            masses: Of each buffer.
+        """
+        return JointWeights(0.0, 1.0)
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the call that makes it again, by name.
+
+        By default those of the constructor, each an attribute of that name, or of that
+        name with an underscore before it.
+
+        Raises:
+            SchemaError: There is no such attribute.
+        """
+        found: dict[str, Any] = {}
+        for name in inspect.signature(type(self)).parameters:
+            value = getattr(self, name, getattr(self, f"_{name}", MISSING))
+            if value is MISSING and name == "seed" and self._random is not None:
+                value = self._random.given_seed
+            if value is MISSING:
+                raise SchemaError(
+                    f"{type(self).__name__} must say with which {name} it was made, and "
+                    "has no such attribute. Define settings(), or keep the argument."
+                )
+            found[name] = value
+        return found
+
+    @property
+    def joint_settings(self) -> dict[str, Any]:
+        """What has to be equal in buffers that are drawn from as one; see `concat`."""
+        parts = ask(self, "parts")
+        own = {
+            name: value
+            for name, value in ask(self, "settings")().items()
+            if name != "seed" and not any(value is part for part in parts)
+        }
+        for part in parts:
+            own |= ask(part, "joint_settings")
+        return own
+
+    def num_starts(self, view: View) -> int:
+        """Legal starts of a view that it draws from: of windows and episodes theirs."""
+        return num_legal(view)
 
     def bookmark(self) -> Any:
         """Where it is now, for `return_to` in this process: cheaper than its state."""
@@ -341,8 +483,28 @@ def ask(sampler: object, name: str) -> Any:
     value = getattr(sampler, name, MISSING)
     if value is MISSING:
         value = getattr(Sampler, name)
+        if isinstance(value, property):
+            return value.__get__(sampler)
         return MethodType(value, sampler) if isinstance(value, FunctionType) else value
     return value
+
+
+def innermost(sampler: Sampler) -> Sampler:
+    """The sampler that draws the steps which those around it only narrow or lay out."""
+    while len(parts := ask(sampler, "parts")) == 1:
+        sampler = parts[0]
+    return sampler
+
+
+def declared_divides(sampler: Sampler) -> str:
+    """How a sampler's batches are divided, by what its class says of its own `draw`."""
+    for each in type(sampler).__mro__:
+        if "divides" in vars(each):
+            own: str = ask(sampler, "divides")
+            return own if own in DIVIDES else ALONE
+        if "draw" in vars(each):
+            break
+    return ALONE
 
 
 def num_left_out(sampler: Sampler | None, view: View) -> int:
@@ -395,8 +557,10 @@ def declared_traits(sampler: Sampler) -> Traits:
             known = ours and all(part.form == STEPS for part in inner)
             form = STEPS if known else None
     # Windows of its parts are its own where all have the same.
-    windows = {(part.form, part.window_length, part.first_only) for part in inner}
-    _, length, first_only = windows.pop() if len(windows) == 1 else (None, None, ())
+    windows = {
+        (part.form, part.window_length, part.first_only, part.learned_length) for part in inner
+    }
+    _, length, first_only, learned = windows.pop() if len(windows) == 1 else (None, None, (), None)
     return Traits(
         form,
         length,
@@ -407,6 +571,9 @@ def declared_traits(sampler: Sampler) -> Traits:
         epochs or bool(once) or not ours or any(part.memory for part in inner),
         keeps_priorities(sampler),
         ask(sampler, "distinct") is True,
+        declared_divides(sampler),
+        frozenset().union({"seed"}, *(part.local for part in inner)),
+        learned,
     )
 
 
@@ -480,22 +647,25 @@ class PrioritySampler(Protocol):
         """
 
 
-def call_repr(thing: object, **arguments: object) -> str:
-    """Text of the call that makes a sampler again: its `repr`.
+def given_settings(thing: Any) -> dict[str, Any]:
+    """The `settings` of a sampler but those that are the default of its constructor.
 
-    Args:
-        thing: The sampler.
-        arguments: By name; those that are the constructor's default are left out
-            where they are given by keyword alone, or are None.
+    Left out are those by keyword alone, and those that are None.
     """
     parameters = inspect.signature(type(thing)).parameters
-    shown_arguments = []
-    for name, value in arguments.items():
+    given = {}
+    for name, value in ask(thing, "settings")().items():
         parameter = parameters[name]
         plain = parameter.kind is parameter.KEYWORD_ONLY or value is None
         if not (plain and value == parameter.default):
-            shown_arguments.append(f"{name}={value!r}")
-    return f"{type(thing).__name__}({', '.join(shown_arguments)})"
+            given[name] = value
+    return given
+
+
+def call_repr(thing: Any) -> str:
+    """Text of the call that makes a sampler again: its `repr`."""
+    arguments = [f"{name}={value!r}" for name, value in given_settings(thing).items()]
+    return f"{type(thing).__name__}({', '.join(arguments)})"
 
 
 def checked(sampler: object) -> Sampler:

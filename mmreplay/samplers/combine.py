@@ -37,6 +37,7 @@ from mmreplay.samplers.base import (
     traits_of,
 )
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, return_to
+from mmreplay.samplers.joint import JointWeights, Mass
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, integers, parts, stored_integer
 
@@ -313,6 +314,40 @@ class NarrowingSampler(Wrapper):
         """Whether no step comes twice in a batch, as of its part."""
         return traits_of(self.parts[0]).distinct
 
+    @property
+    def divides(self) -> str:  # type: ignore[override]  # set by its part alone
+        """How a batch is divided between buffers: as of its part."""
+        return traits_of(self.parts[0]).divides
+
+    def mass(self, view: View, step: int) -> Mass:
+        """That of the part, of the starts that are left; see `Sampler.mass`."""
+        mass: Mass = ask(self.parts[0], "mass")(self.shown(view), step)
+        return mass
+
+    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
+        """Draw the steps that shares fall on; see `Sampler.draw_at`."""
+        draw: Draw = ask(self.parts[0], "draw_at")(self.shown(view), shares)
+        return draw
+
+    def enter_at(self, priority: float) -> None:
+        """See `Sampler.enter_at`."""
+        ask(self.parts[0], "enter_at")(priority)
+
+    def points(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Points of batches, as of the part; see `Sampler.points`."""
+        points: NDArray[np.float64] = ask(self.parts[0], "points")(numbers)
+        return points
+
+    def joint_weights(self, step: int, masses: Sequence[Mass]) -> JointWeights:
+        """Weights of a batch from several buffers, as of the part."""
+        weights: JointWeights = ask(self.parts[0], "joint_weights")(step, masses)
+        return weights
+
+    def num_starts(self, view: View) -> int:
+        """Legal starts that are left; see `Sampler.num_starts`."""
+        count: int = ask(self.parts[0], "num_starts")(self.shown(view))
+        return count
+
     def more(self, view: View, batch_size: int) -> bool:
         """Whether this epoch has another batch; see `Sampler.more`."""
         part = self.parts[0]
@@ -472,11 +507,14 @@ class MixtureSampler(Wrapper):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            samplers=list(zip(self.parts, self._shares.fractions.tolist(), strict=True)),
-            seed=self._random.given_seed,
-        )
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "samplers": list(zip(self.parts, self._shares.fractions.tolist(), strict=True)),
+            "seed": self._random.given_seed,
+        }
 
     @property
     def traits(self) -> Traits:
@@ -503,9 +541,15 @@ class MixtureSampler(Wrapper):
         self._step += 1
         return draw
 
+    def _has_our_states(self) -> bool:
+        """Whether a class that extends this one has no states of its own."""
+        own, ours = type(self), MixtureSampler
+        same_saved = own.state_dict is ours.state_dict
+        return same_saved and own.load_state_dict is ours.load_state_dict
+
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`."""
-        if type(self) is not MixtureSampler:
+        if not self._has_our_states():
             return self.state_dict()
         return self._step, self._shares._drawn, *map(bookmark_of, self.parts)
 
@@ -611,6 +655,15 @@ class RestrictedSampler(NarrowingSampler):
         if last is None or last[0] is not view or last[1] is not starts:
             last = self._last = (view, starts, self._restriction.of(view))
         return last[2]
+
+    @property
+    def divides(self) -> str:  # type: ignore[override]  # set by its part alone
+        """As of its part: what each buffer leaves is drawn from as one."""
+        return traits_of(self.parts[0]).divides
+
+    def settings(self) -> dict[str, Any]:
+        """The sampler alone: a restriction is of one buffer."""
+        return {"sampler": self.parts[0]}
 
     def __repr__(self) -> str:
         """Say what draws, and within what."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mmreplay.episodes.starts import nothing_to_draw
@@ -39,7 +41,11 @@ class DistinctSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(self, seed=self._random.given_seed)
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {"seed": self._random.given_seed}
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, or what there is; see `Sampler.draw`.

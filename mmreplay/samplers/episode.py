@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -263,10 +263,14 @@ class EpisodeSampler(WindowSampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
         arguments = dict(self._arguments)
         if arguments["max_length"] == FIRST_ONLY:
             arguments["max_length"] = None
-        return call_repr(self, sampler=self.parts[0], **arguments, where=self._where)
+        return {"sampler": self.parts[0], **arguments, "where": self._where}
 
     def _form(self) -> str:
         return PADDED if self._arguments["layout"] == "padded" else RAGGED

@@ -155,13 +155,16 @@ class GroupSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            field=self.looked_up,
-            rows=self._rows,
-            where=self._where,
-            seed=self._random.given_seed,
-        )
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "field": self.looked_up,
+            "rows": self._rows,
+            "where": self._where,
+            "seed": self._random.given_seed,
+        }
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw groups, or what there is; see `Sampler.draw`.

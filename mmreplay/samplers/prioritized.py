@@ -8,7 +8,7 @@ priorities (`PrioritizedSampler`) or by their order (`RankPrioritizedSampler`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast, get_args
 
@@ -19,7 +19,7 @@ from mmreplay.arguments import flag, integer, number
 from mmreplay.episodes.starts import StartView, nothing_to_draw
 from mmreplay.errors import EmptyError, FormatError, SchemaError, refuse_masked, shown
 from mmreplay.samplers import states
-from mmreplay.samplers.base import Draw, Sampler, State, call_repr
+from mmreplay.samplers.base import SHARES, Draw, Sampler, State, Traits, call_repr
 from mmreplay.samplers.joint import JointWeights, Mass
 from mmreplay.samplers.priority_distribution import (
     MAX_ALPHA,
@@ -224,7 +224,7 @@ class PriorityBasedSampler(Sampler):
         return ids, steps, numbers
 
     def mass(self, view: StartView, step: int) -> Mass:
-        """What there is to draw from; see `ShareSampler.mass`."""
+        """What there is to draw from; see `Sampler.mass`."""
         store = self._priorities
         store.follow(view)
         distribution = store.distribution
@@ -236,7 +236,7 @@ class PriorityBasedSampler(Sampler):
         return Mass(distribution.total, store.num_legal, lowest, store.highest())
 
     def draw_at(self, view: StartView, shares: Masses) -> Draw:
-        """Draw the steps that shares fall on; see `ShareSampler.draw_at`."""
+        """Draw the steps that shares fall on; see `Sampler.draw_at`."""
         store = self._priorities
         store.follow(view)
         if not store.num_legal or not store.distribution.total > 0:
@@ -246,19 +246,24 @@ class PriorityBasedSampler(Sampler):
         return Draw(env_ids, positions, shares, np.ones(len(rows), np.float32))
 
     def enter_at(self, priority: float) -> None:
-        """See `ShareSampler.enter_at`; below the initial priority it has no effect."""
+        """See `Sampler.enter_at`; below the initial priority it has no effect."""
         self._priorities.initial = max(float(self._options.initial_priority), priority)
 
     def _common_arguments(self) -> dict[str, object]:
-        """Arguments that all prioritized samplers take, by name, for a `repr`."""
+        """Arguments that all prioritized samplers take, by name."""
         names = ("initial_priority", "stratified", "normalize", "eta", "name")
         arguments = {name: getattr(self._options, name) for name in names}
         return {**arguments, "seed": self._random.given_seed}
 
+    def _has_our_states(self) -> bool:
+        """Whether a class that extends this one has no states of its own."""
+        own, ours = type(self), PriorityBasedSampler
+        same_saved = own.state_dict is ours.state_dict
+        return same_saved and own.load_state_dict is ours.load_state_dict
+
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`; priorities stay as they are."""
-        own = type(self) in (PrioritizedSampler, RankPrioritizedSampler)
-        return self._step if own else self.state_dict()
+        return self._step if self._has_our_states() else self.state_dict()
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""
@@ -334,6 +339,7 @@ class PrioritizedSampler(PriorityBasedSampler):
     """
 
     _kind = "PrioritizedSampler"
+    divides = SHARES
 
     def __init__(
         self,
@@ -381,21 +387,19 @@ class PrioritizedSampler(PriorityBasedSampler):
         super().__init__(distribution, options, seed)
 
     @property
-    def joint_settings(self) -> dict[str, object]:
-        """What has to be equal in buffers that are drawn from as one; see `concat`."""
-        options = self._options
-        return {
-            "alpha": self._alpha,
-            "beta": self._beta,
-            "eps": self._eps,
-            "alpha_every": self._alpha_every,
-            "normalize": options.normalize,
-            "stratified": options.stratified,
-            "initial_priority": options.initial_priority,
-        }
+    def traits(self) -> Traits:
+        """Which steps are drawn is the learner's, and how they are weighed."""
+        return replace(super().traits, local=frozenset({"seed", "beta", "stratified"}))
+
+    @property
+    def joint_settings(self) -> dict[str, Any]:
+        """See `Sampler.joint_settings`."""
+        # Each buffer has priorities of its own, and those of windows are made there.
+        own = self.settings()
+        return {name: own[name] for name in own if name not in ("seed", "name", "eta")}
 
     def points(self, numbers: Masses) -> Masses:
-        """Points of a batch; see `JointSampler.points`."""
+        """Points of a batch; see `Sampler.points`."""
         if not self._options.stratified:
             return numbers
         # As a draw from one buffer does, to the last bit.
@@ -421,14 +425,17 @@ class PrioritizedSampler(PriorityBasedSampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            alpha=self._alpha,
-            beta=self._beta,
-            eps=self._eps,
-            alpha_every=self._alpha_every,
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "alpha": self._alpha,
+            "beta": self._beta,
+            "eps": self._eps,
+            "alpha_every": self._alpha_every,
             **self._common_arguments(),
-        )
+        }
 
 
 class RankPrioritizedSampler(PriorityBasedSampler):
@@ -501,13 +508,16 @@ class RankPrioritizedSampler(PriorityBasedSampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            alpha=self._alpha,
-            beta=self._beta,
-            resort_every=self._resort_every,
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "alpha": self._alpha,
+            "beta": self._beta,
+            "resort_every": self._resort_every,
             **self._common_arguments(),
-        )
+        }
 
 
 def _mixed(values: NDArray[np.generic], mask: NDArray[np.bool_] | None, eta: float) -> Masses:

@@ -92,13 +92,16 @@ class RecentSampler(Wrapper):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            steps=self._steps,
-            ratio=self._ratio,
-            sampler=self.parts[0],
-            seed=self._random.given_seed,
-        )
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "steps": self._steps,
+            "ratio": self._ratio,
+            "sampler": self.parts[0],
+            "seed": self._random.given_seed,
+        }
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, newest steps first; see `Sampler.draw`.
@@ -208,13 +211,16 @@ class EmphasizeRecentSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            num_updates=self._num_updates,
-            eta=self.eta,
-            smallest=self._smallest,
-            seed=self._random.given_seed,
-        )
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "num_updates": self._num_updates,
+            "eta": self.eta,
+            "smallest": self._smallest,
+            "seed": self._random.given_seed,
+        }
 
     def begin(self, num_updates: int) -> None:
         """Begin a phase of updates with the whole buffer.

@@ -30,7 +30,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,19 @@ from mmreplay.arguments import integer
 from mmreplay.episodes import START
 from mmreplay.episodes.starts import EpisodeFilter, WindowShape, WindowStarts
 from mmreplay.errors import EmptyError, SchemaError, frames_to_caller, shown
-from mmreplay.samplers.base import Draw, Sampler, State, Traits, View, Windows, call_repr, single
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    Traits,
+    View,
+    Windows,
+    call_repr,
+    single,
+    traits_of,
+)
 from mmreplay.samplers.combine import NarrowingSampler, state_of
 from mmreplay.samplers.holding import all_or_nothing, bookmark_of, return_to
-from mmreplay.samplers.joint import JointSampler, JointWeights, Mass
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 
@@ -238,14 +247,22 @@ class SequenceSampler(WindowSampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
         others = dict(self._arguments)
-        return call_repr(
-            self,
-            length=others.pop("length"),
-            sampler=self.parts[0],
+        return {
+            "length": others.pop("length"),
+            "sampler": self.parts[0],
             **others,
-            first_only=self._first_only,
-        )
+            "first_only": self._first_only,
+        }
+
+    @property
+    def divides(self) -> str:  # type: ignore[override]  # set by its part alone
+        """As of the sampler inside."""
+        return traits_of(self.parts[0]).divides
 
     @property
     def traits(self) -> Traits:
@@ -254,6 +271,7 @@ class SequenceSampler(WindowSampler):
             super().traits,
             window_length=self.window_length,
             first_only=tuple(sorted(set(self._first_only))),
+            learned_length=self.length,
         )
 
     @property
@@ -281,41 +299,10 @@ class SequenceSampler(WindowSampler):
         )
         return drawn.around(self._around(self.shown(view), drawn))
 
-    def mass(self, view: View, step: int) -> Mass:
-        """That of the windows' starts; see `ShareSampler.mass`."""
-        starts, inner = self.shown(view), self._inner()
-        starts.look()
-        return inner.mass(starts, step)
-
     def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
-        """Draw the windows that shares fall on; see `ShareSampler.draw_at`."""
-        starts = self.shown(view)
-        starts.look()
-        drawn = self._inner().draw_at(starts, shares)
-        return drawn.around(self._around(starts, drawn))
-
-    def enter_at(self, priority: float) -> None:
-        """See `ShareSampler.enter_at`."""
-        self._inner().enter_at(priority)
-
-    def joint_weights(self, step: int, masses: Sequence[Mass]) -> JointWeights:
-        """Weights of a batch from several buffers; see `PrioritizedSampler`."""
-        return self._inner().joint_weights(step, masses)
-
-    def points(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Points of a batch; see `JointSampler.points`."""
-        return self._inner().points(numbers)
-
-    @property
-    def joint_settings(self) -> dict[str, object] | None:
-        """What has to be equal in buffers drawn from as one; None: none can be."""
-        inner = getattr(self.parts[0], "joint_settings", None)
-        if inner is None:
-            return None
-        return {**self._arguments, "first_only": self._first_only, **inner}
-
-    def _inner(self) -> JointSampler:
-        return cast(JointSampler, self.parts[0])
+        """Draw the windows that shares fall on; see `Sampler.draw_at`."""
+        drawn = super().draw_at(view, shares)
+        return drawn.around(self._around(self.shown(view), drawn))
 
     def update_priorities(
         self,

@@ -8,7 +8,7 @@ and by how many legal starts of the epoch follow it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from mmreplay.arguments import flag, integer, one_of
 from mmreplay.episodes.starts import nothing_to_draw, num_legal, rank_edges
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
-from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
+from mmreplay.samplers.base import RANKS, Draw, Sampler, State, Traits, View, call_repr
 from mmreplay.samplers.joint import Mass
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
@@ -217,6 +217,7 @@ class ShuffledSampler(Sampler):
         32
     """
 
+    divides = RANKS
     _random: StepGenerator
 
     def __init__(
@@ -280,13 +281,21 @@ class ShuffledSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            seed=self._random.given_seed,
-            rank=self.rank,
-            block=self._block,
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "seed": self._random.given_seed,
+            "rank": self.rank,
+            "block": self._block,
             **{name: each for name, each in self._options.items() if name != "block"},
-        )
+        }
+
+    @property
+    def traits(self) -> Traits:
+        """Its epochs and their order are the learner's."""
+        return replace(super().traits, local=frozenset(self.settings()))
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # counted by itself alone
@@ -350,7 +359,7 @@ class ShuffledSampler(Sampler):
         self._end_epoch()
 
     def mass(self, view: View, step: int) -> Mass:
-        """A legal start of the epoch has the mass 1; see `ShareSampler.mass`.
+        """A legal start of the epoch has the mass 1; see `Sampler.mass`.
 
         The epoch begins here where it has not begun: from then on the mass stays the
         same until it ends, whatever is written or overwritten.
@@ -361,7 +370,7 @@ class ShuffledSampler(Sampler):
         return Mass(float(frozen.total), frozen.total, 1.0, 0.0)
 
     def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
-        """Draw steps of the epoch by rank; see `ShareSampler.draw_at`.
+        """Draw steps of the epoch by rank; see `Sampler.draw_at`.
 
         Rank k of n is at the shares ``[k / n, (k + 1) / n)``: `share_of_rank` has the
         middle of each. An epoch that is gone through by ranks, each of them once,
@@ -378,9 +387,6 @@ class ShuffledSampler(Sampler):
         probabilities = np.full(len(here), 1.0 / frozen.total)
         weights = np.ones(len(here), np.float32)
         return Draw(env_ids[here], positions[here], probabilities, weights)
-
-    def enter_at(self, priority: float) -> None:
-        """Do nothing, without priorities; see `ShareSampler.enter_at`."""
 
     @property
     def begun(self) -> EpochSnapshot | None:
@@ -513,9 +519,15 @@ class ShuffledSampler(Sampler):
             "drop_last=False."
         )
 
+    def _has_our_states(self) -> bool:
+        """Whether a class that extends this one has no states of its own."""
+        own, ours = type(self), ShuffledSampler
+        same_saved = own.state_dict is ours.state_dict
+        return same_saved and own.load_state_dict is ours.load_state_dict
+
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`."""
-        if type(self) is not ShuffledSampler:
+        if not self._has_our_states():
             return self.state_dict()
         return self._step, self._epoch, self._done, self.skipped, self._frozen
 

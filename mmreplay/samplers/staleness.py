@@ -135,15 +135,18 @@ class StalenessSampler(Wrapper):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            field=self.looked_up,
-            current=self.current,
-            maximum=self._maximum,
-            weight=self._weight,
-            sampler=self.parts[0],
-            seed=self._random.given_seed,
-        )
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "field": self.looked_up,
+            "current": self.current,
+            "maximum": self._maximum,
+            "weight": self._weight,
+            "sampler": self.parts[0],
+            "seed": self._random.given_seed,
+        }
 
     def _inner(self, sampler: Any) -> Sampler:
         """Return the sampler to draw with.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.episodes.starts import nothing_to_draw, rank_edges
-from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
+from mmreplay.samplers.base import ALONE, SHARES, Draw, Sampler, State, View, call_repr
+from mmreplay.samplers.joint import Mass
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, stored_integer
 
@@ -42,7 +46,48 @@ class StratifiedSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(self, seed=self._random.given_seed, stratified=self._stratified)
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {"seed": self._random.given_seed, "stratified": self._stratified}
+
+    @property
+    def divides(self) -> str:  # type: ignore[override]  # follows from an argument
+        """Each environment is as likely as the others, of whichever buffer."""
+        return SHARES if self._stratified else ALONE
+
+    def mass(self, view: View, step: int) -> Mass:
+        """Each environment with a legal start has the mass 1; see `Sampler.mass`."""
+        counts = np.diff(rank_edges(view))
+        some = int(np.count_nonzero(counts))
+        lowest = 1.0 / int(counts.max()) if some else np.inf
+        return Mass(float(some), int(counts.sum()), lowest, 0.0)
+
+    def points(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """One point from each of as many segments; see `Sampler.points`.
+
+        So environments get as many steps as each other, up to one.
+        """
+        count = numbers.shape[-1]
+        points: NDArray[np.float64] = (numbers + np.arange(count)) / count
+        return points
+
+    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
+        """Draw the steps that shares fall on; see `Sampler.draw_at`."""
+        edges = rank_edges(view)
+        counts = np.diff(edges)
+        some = np.flatnonzero(counts)
+        if len(some) == 0:
+            raise nothing_to_draw(view, len(shares))
+        # The product of a number below 1 can round up to the count.
+        which = np.minimum((shares * len(some)).astype(np.int64), len(some) - 1)
+        env_ids = some[which]
+        offsets = ((shares * len(some) - which) * counts[env_ids]).astype(np.int64)
+        offsets = np.minimum(offsets, counts[env_ids] - 1)
+        env_ids, positions = view.start_at(edges[env_ids] + offsets)
+        probabilities = 1.0 / (len(some) * counts[env_ids])
+        return Draw(env_ids, positions, probabilities, np.ones(len(shares), np.float32))
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.

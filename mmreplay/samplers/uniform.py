@@ -17,8 +17,7 @@ from mmreplay.arguments import integer
 from mmreplay.episodes.starts import nothing_to_draw
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
-from mmreplay.samplers.joint import Mass
+from mmreplay.samplers.base import SHARES, Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import same
@@ -124,6 +123,7 @@ class UniformSampler(Sampler):
         32
     """
 
+    divides = SHARES
     _random: StepGenerator
 
     def __init__(self, seed: int | None = None, *, block: int = 1) -> None:
@@ -133,7 +133,8 @@ class UniformSampler(Sampler):
             seed: Seed of its own generator; None takes one from the system.
             block: Draw so many legal starts that follow each other at a time, which
                 reads fewer chunks and pages and makes steps of a batch depend on each
-                other; see docs/samplers.md.
+                other; see docs/samplers.md. From several buffers as from one, each is
+                drawn by itself.
 
         Raises:
             SchemaError: An argument is not legal.
@@ -146,7 +147,11 @@ class UniformSampler(Sampler):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(self, seed=self._random.given_seed, block=self._block)
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {"seed": self._random.given_seed, "block": self._block}
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
@@ -208,26 +213,15 @@ class UniformSampler(Sampler):
         ids, more = view.start_at(_below(num_legal, shares[-missing:]))
         return np.concatenate([env_ids, ids]), np.concatenate([positions, more])
 
-    def mass(self, view: View, step: int) -> Mass:
-        """A legal start has the mass 1; see `ShareSampler.mass`."""
-        num_legal = int(view.starts.lengths.sum()) - view.num_illegal
-        return Mass(float(num_legal), num_legal, 1.0, 0.0)
-
-    def draw_at(self, view: View, shares: NDArray[np.float64]) -> Draw:
-        """Draw the steps that shares fall on; see `ShareSampler.draw_at`."""
-        count, num_legal = len(shares), self.mass(view, 0).num_legal
-        if num_legal < 1:
-            raise nothing_to_draw(view, count)
-        env_ids, positions = view.start_at(_below(num_legal, shares))
-        probabilities, weights = self._equal(count, num_legal)
-        return Draw(env_ids, positions, probabilities.copy(), weights.copy())
-
-    def enter_at(self, priority: float) -> None:
-        """Do nothing, without priorities; see `ShareSampler.enter_at`."""
+    def _has_our_states(self) -> bool:
+        """Whether a class that extends this one has no states of its own."""
+        own, ours = type(self), UniformSampler
+        same_saved = own.state_dict is ours.state_dict
+        return same_saved and own.load_state_dict is ours.load_state_dict
 
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`."""
-        return self._step if type(self) is UniformSampler else self.state_dict()
+        return self._step if self._has_our_states() else self.state_dict()
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""

@@ -497,14 +497,17 @@ class UseCounter(Wrapper):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return call_repr(
-            self,
-            maximum=self._maximum,
-            sampler=self.parts[0],
-            lease_s=self._lease_s,
-            name=self._name,
-            seed=self._random.given_seed,
-        )
+        return call_repr(self)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sampler.settings`."""
+        return {
+            "maximum": self._maximum,
+            "sampler": self.parts[0],
+            "lease_s": self._lease_s,
+            "name": self._name,
+            "seed": self._random.given_seed,
+        }
 
     @property
     def where(self) -> str | None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,11 +29,14 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.episodes import FINAL
+from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import DurabilityWarning, EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.samplers.base import (
+    ALONE,
     GROUPS,
     PADDED,
     RAGGED,
+    RANKS,
     STEPS,
     Draw,
     Sampler,
@@ -44,7 +49,10 @@ from mmreplay.samplers.base import (
 )
 from mmreplay.samplers.combine import MixtureSampler, state_of
 from mmreplay.samplers.holding import Claims
+from mmreplay.samplers.joint import DrawPlan
+from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.recent import ignore_earliest
+from mmreplay.samplers.shuffled import share_of_rank
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.uses import counters_in
 from mmreplay.schema import Field, Schema
@@ -99,17 +107,19 @@ def make_buffer(path: Path, kinds: Sequence[str], capacity: int) -> ReplayBuffer
 
 def add_steps(buffer: ReplayBuffer, env_id: int, kinds: str) -> None:
     """Add steps of one environment; see `make_buffer`."""
-    for kind in kinds:
-        observation = np.array([[env_id, buffer.heads[env_id]]])
-        step = {
-            "observation": observation,
-            "pair": (buffer.heads[env_id] // 2)[None],
-            "reward": np.ones(1, np.float32),
-            "terminated": np.array([kind == "t"]),
-            "truncated": np.array([kind in "uf"]),
+    for block in re.findall(r"[^f]+|f", kinds):
+        kind = np.array([[each] for each in block])
+        positions = buffer.heads[env_id] + np.arange(len(block))
+        observations = np.stack([np.full_like(positions, env_id), positions], axis=1)[:, None]
+        steps = {
+            "observation": observations,
+            "pair": (positions // 2)[:, None],
+            "reward": np.ones((len(block), 1), np.float32),
+            "terminated": kind == "t",
+            "truncated": (kind == "u") | (kind == "f"),
         }
-        final = observation + np.array([0, 1]) if kind == "f" else None
-        buffer.add(step, final_observation=final, env_ids=[env_id])
+        final = observations + np.array([0, 1]) if block == "f" else None
+        buffer.extend(steps, final_observation=final, env_ids=[env_id])
 
 
 def move_buffer(source: ReplayBuffer, path: Path, shift: int) -> None:
@@ -990,6 +1000,163 @@ def check_without_memory(case: SamplerCase, view: View) -> None:
         )
 
 
+JOINT_KIND = "many environments"
+JOINT_PARTS = ((0, 1), (2,), (3, 4))
+"""Environments of each of several buffers, which together have those of one."""
+JOINT_BATCHES, JOINT_SIZE = 600, 64
+SIGMAS = 6.0
+"""Counts of two samples of one law differ by less, in standard deviations: by chance
+they do in one of 5 * 10**8 comparisons. The variance of a count is at most that of
+independent draws, as strata only lower it."""
+
+
+def joint_draws_as_alone(case: SamplerCase) -> None:
+    """Several buffers as one are drawn from as one buffer with all of their rows.
+
+    Where `traits.divides` says so: by shares with equal probabilities, weights and
+    windows, and each step as often; by ranks each step once. The steps drawn are not
+    the same, since a plan over several buffers takes other random numbers.
+    """
+    divides = traits_of(case.sampler()).divides
+    if divides == ALONE:
+        return
+    kinds, capacity = KINDS[JOINT_KIND]
+    with case.buffer(JOINT_KIND) as whole, ExitStack() as stack:
+        buffers = [
+            stack.enter_context(
+                make_buffer(case.folder / f"part {n}", [kinds[e] for e in envs], capacity)
+            )
+            for n, envs in enumerate(JOINT_PARTS)
+        ]
+        views = [buffer.view for buffer in buffers]
+        sampler, parts = case.sampler(3), [case.sampler(3) for _ in buffers]
+        if divides == RANKS:
+            check_ranks(case, sampler, whole.view, parts, views)
+            return
+        firsts = np.array([envs[0] for envs in JOINT_PARTS])
+        if traits_of(sampler).priorities:
+            for each, view, first in zip(
+                [sampler, *parts], [whole.view, *views], [0, *firsts], strict=True
+            ):
+                ids, positions = view.start_at(np.arange(num_legal(view)))
+                values = (1.0 + ids + first) * (1.0 + positions % 7)
+                ask(each, "update_priorities")(view, ids, positions, values)
+        alone, joint = LawOfDraws("one buffer"), LawOfDraws("several buffers as one")
+        random = StepGenerator(11)
+        for step in range(JOINT_BATCHES):
+            mass = ask(sampler, "mass")(whole.view, step)
+            draw = case.draw(sampler, whole.view, JOINT_SIZE)
+            if draw is None:
+                return
+            weights = ask(sampler, "joint_weights")(step, [mass]).of(draw.probabilities)
+            alone.note(draw, weights)
+            masses = [
+                ask(part, "mass")(view, step) for part, view in zip(parts, views, strict=True)
+            ]
+            points = ask(parts[0], "points")(random.shares(step, JOINT_SIZE))
+            plan = DrawPlan.of(np.array([each.total for each in masses]), points)
+            drawn = []
+            for part, view, first, fraction, shares in zip(
+                parts, views, firsts, plan.fractions, plan.shares, strict=True
+            ):
+                if len(shares):
+                    one = ask(part, "draw_at")(view, shares.copy())
+                    probabilities = one.probabilities * fraction
+                    drawn.append(
+                        replace(one, env_ids=one.env_ids + first, probabilities=probabilities)
+                    )
+            every = np.concatenate([one.probabilities for one in drawn])
+            weights = ask(parts[0], "joint_weights")(step, masses).of(every)
+            stops = np.cumsum([len(one) for one in drawn])[:-1]
+            for one, own in zip(drawn, np.split(weights, stops), strict=True):
+                joint.note(replace(one, weights=own), own)
+        alone.compare(joint)
+
+
+class LawOfDraws:
+    """How often each step was drawn, with which probability, and in which window.
+
+    Attributes:
+        source: What was drawn from, for messages.
+    """
+
+    def __init__(self, source: str) -> None:
+        """Begin without a draw."""
+        self.source = source
+        self._counts: Counter[Step] = Counter()
+        self._probabilities: dict[Step, float] = {}
+        self._windows: dict[Step, object] = {}
+
+    def note(self, draw: Draw, weights: NDArray[np.float32]) -> None:
+        """Note a draw, whose weights have to be those given."""
+        if not np.allclose(draw.weights, weights, rtol=1e-4):
+            raise ContractError(
+                f"weights of a draw from {self.source} are {draw.weights[:3].tolist()}..., "
+                f"and joint_weights says {weights[:3].tolist()}.... Let both say the same"
+            )
+        steps = steps_of(draw)
+        self._counts.update(steps)
+        self._probabilities.update(zip(steps, draw.probabilities.tolist(), strict=True))
+        windows = draw.windows
+        if windows is not None:
+            for at, step in enumerate(steps):
+                if step not in self._windows:
+                    mask = windows.mask[at]
+                    self._windows[step] = windows.positions[at][mask].tolist(), mask.tolist()
+
+    def compare(self, other: LawOfDraws) -> None:
+        """Refuse another law.
+
+        Raises:
+            ContractError: Probabilities, frequencies or windows differ.
+        """
+        for step in sorted({*self._counts, *other._counts}):
+            where = f"position {step[1]} of environment {step[0]}"
+            mine, theirs = self._counts[step], other._counts[step]
+            if abs(mine - theirs) > SIGMAS * (mine + theirs) ** 0.5 + SIGMAS:
+                raise ContractError(
+                    f"{where} was drawn {mine} times from {self.source} and {theirs} times "
+                    f"from {other.source}. Let mass and draw_at have the law of draw, or "
+                    "say divides = ALONE"
+                )
+            if step not in self._probabilities or step not in other._probabilities:
+                continue
+            mine_p, theirs_p = self._probabilities[step], other._probabilities[step]
+            if not np.isclose(mine_p, theirs_p, rtol=1e-5):
+                raise ContractError(
+                    f"{where} has probability {mine_p:g} in {self.source} and {theirs_p:g} in "
+                    f"{other.source}. Let draw_at give those of its own buffer, and mass "
+                    "the sum that they are of"
+                )
+            if self._windows.get(step) != other._windows.get(step):
+                raise ContractError(
+                    f"{where} has the window {self._windows.get(step)} in {self.source} and "
+                    f"{other._windows.get(step)} in {other.source}. Lay the same in draw_at"
+                )
+
+
+def check_ranks(
+    case: SamplerCase, sampler: Sampler, view: View, parts: Sequence[Sampler], views: Sequence[View]
+) -> None:
+    """Refuse ranks that do not draw each step of an epoch once."""
+    drawn: Counter[Step] = Counter()
+    for part, own, envs in zip(parts, views, JOINT_PARTS, strict=True):
+        total = int(ask(part, "mass")(own, 0).total)
+        if total:
+            shares = share_of_rank(np.arange(total), total)
+            draw = ask(part, "draw_at")(own, shares)
+            drawn.update(pairs(draw.env_ids + envs[0], draw.positions))
+    total = int(ask(sampler, "mass")(view, 0).total)
+    shares = share_of_rank(np.arange(total), total)
+    epoch = Counter(steps_of(ask(sampler, "draw_at")(view, shares)))
+    if drawn != epoch or max(epoch.values()) > 1:
+        raise ContractError(
+            f"all ranks of several buffers drew {len(drawn)} steps, {drawn.total()} times, "
+            f"and those of one buffer {len(epoch)}, {epoch.total()} times. Let each rank of "
+            "draw_at be another step of the epoch"
+        )
+
+
 def updates_priorities(case: SamplerCase) -> None:
     """Priorities are set by position, all of a batch or none, or are refused."""
     with case.buffer() as buffer:
@@ -1093,6 +1260,7 @@ RULES = by_name(
     failed_batches_leave_all_as_before,
     goes_through_epochs,
     is_what_its_traits_say,
+    joint_draws_as_alone,
     updates_priorities,
 )
 SAMPLER_RULES = tuple(RULES)

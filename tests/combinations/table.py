@@ -1032,6 +1032,7 @@ def general(cell: str, row: str) -> str:
     text = re.sub(
         r"\b(of the|of a|has a|which the|draw from) (\w+Sampler|UseCounter|Own)\b", r"\1 …", text
     )
+    text = re.sub(r"^\w+( around \w+)*(?= cannot draw a batch in parts)", "…", text)
     text = re.sub(r"^(Replay|Concat)Stream", "a stream", text)
     text = re.sub(r"'x(/\w)?'", "'x'", text)
     if row in TRANSFORMS:

@@ -33,8 +33,12 @@ SAMPLERS = {
     "recent": lambda seed: mr.RecentSampler(2, 0.4, mr.UniformSampler(seed), seed=seed),
     "emphasize recent": lambda seed: mr.EmphasizeRecentSampler(40, seed=seed),
     "stratified": mr.StratifiedSampler,
+    "stratified, independent": lambda seed: mr.StratifiedSampler(seed, stratified=False),
     "mixture": mixture,
     "ignore earliest": lambda seed: mr.ignore_earliest(2, mr.UniformSampler(seed)),
+    "ignore earliest, sequences": lambda seed: mr.ignore_earliest(
+        2, mr.SequenceSampler(2, mr.PrioritizedSampler(seed=seed))
+    ),
     "sequences": lambda seed: mr.SequenceSampler(3, mr.UniformSampler(seed)),
     "sequences, padded": lambda seed: mr.SequenceSampler(
         4, mr.PrioritizedSampler(seed=seed), boundary="pad", burn_in=2
@@ -60,6 +64,7 @@ SAMPLERS = {
 OPTIONS = {
     "in order": {"depends_on_seed": False},
     "shuffled, ranks": {"draws_every_start": False},
+    "ignore earliest, sequences": {"draws_every_start": False},
     "ignore earliest": {"draws_every_start": False},
     "groups": {"draws_every_start": False},
     "groups of recent versions": {"draws_every_start": False},

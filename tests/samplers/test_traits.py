@@ -9,11 +9,15 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import GROUPS, PADDED, RAGGED, STEPS, Traits, traits_of
+from mmreplay.samplers.base import GROUPS, PADDED, RAGGED, RANKS, SHARES, STEPS, Traits, traits_of
 
 SCHEMA = mr.Schema({"uid": mr.Field((), "int64"), "version": mr.Field((), "int64")})
-EPOCH = Traits(STEPS, ends=True, epochs=True, once=True, memory=True)
-HIDDEN = replace(EPOCH, ends=False)
+ONLY_LEARNERS = frozenset(mr.ShuffledSampler().settings())
+EPOCH = Traits(
+    STEPS, ends=True, epochs=True, once=True, memory=True, divides=RANKS, local=ONLY_LEARNERS
+)
+HIDDEN = replace(EPOCH, ends=False, divides="alone")
+WEIGHED = frozenset({"seed", "beta", "stratified"})
 
 
 def made(sampler, count=20):
@@ -31,11 +35,15 @@ def windows(sampler=None, **options):
 
 
 LEAVES = {
-    "uniform": (mr.UniformSampler, Traits(STEPS)),
+    "uniform": (mr.UniformSampler, Traits(STEPS, divides=SHARES)),
     "distinct": (mr.DistinctSampler, Traits(STEPS, distinct=True)),
-    "stratified": (mr.StratifiedSampler, Traits(STEPS)),
+    "stratified": (mr.StratifiedSampler, Traits(STEPS, divides=SHARES)),
+    "by environment": (lambda: mr.StratifiedSampler(stratified=False), Traits(STEPS)),
     "emphasize": (lambda: mr.EmphasizeRecentSampler(9), Traits(STEPS)),
-    "prioritized": (lambda: mr.PrioritizedSampler(name=None), Traits(STEPS, priorities=True)),
+    "prioritized": (
+        lambda: mr.PrioritizedSampler(name=None),
+        Traits(STEPS, priorities=True, divides=SHARES, local=WEIGHED),
+    ),
     "ranks": (lambda: mr.RankPrioritizedSampler(name=None), Traits(STEPS, priorities=True)),
     "shuffled": (mr.ShuffledSampler, EPOCH),
     "groups": (lambda: mr.GroupSampler("version"), Traits(GROUPS)),
@@ -50,11 +58,11 @@ LEAVES = {
     ),
     "windows": (
         lambda: windows(first_only=["version", "uid"], burn_in=2),
-        Traits("windows of 5 steps", 5, ("uid", "version")),
+        Traits("windows of 5 steps", 5, ("uid", "version"), divides=SHARES, learned_length=3),
     ),
     "epochs of windows": (
         lambda: windows(mr.ShuffledSampler()),
-        replace(EPOCH, form="windows of 3 steps", window_length=3),
+        replace(EPOCH, form="windows of 3 steps", window_length=3, learned_length=3),
     ),
     "padded": (mr.EpisodeSampler, Traits(PADDED)),
     "ragged": (lambda: mr.EpisodeSampler(layout="ragged"), Traits(RAGGED)),
@@ -101,7 +109,8 @@ def test_epochs_and_priorities_are_seen_through_any_wrappers(depth):
         shares = any(name in SHARING for name in names)
         mixes = any("mixture" in name for name in names)
         assert traits_of(epochs) == (HIDDEN if shares else EPOCH)
-        wanted = Traits(STEPS, priorities=True, memory=mixes)
+        divides = "alone" if shares else SHARES
+        wanted = Traits(STEPS, priorities=True, memory=mixes, divides=divides, local=WEIGHED)
         assert traits_of(priorities) == wanted
 
 

@@ -1,12 +1,15 @@
 """`check_sampler` passes a sampler of others and refuses broken ones with a reason."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.samplers.base import STEPS, Draw, Traits
+from mmreplay.samplers.base import SHARES, STEPS, Draw, Sampler, Traits
+from mmreplay.samplers.joint import JointWeights
+from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, stored_integer
 from mmreplay.testing import SAMPLER_RULES, ContractError, check_sampler
 
@@ -430,6 +433,57 @@ class ChangesItsMind(Says):
         return Traits(STEPS, memory=self.step > 0)
 
 
+class SaysShares(Says):
+    """Draws the first starts more often, and over several buffers all alike."""
+
+    traits = Traits(STEPS, divides=SHARES)
+
+    def ranks(self, rng, total, batch_size):
+        return (rng.random(batch_size) ** 2 * total).astype(np.int64)
+
+
+class OfOneBuffer(Sampler):
+    """Says probabilities among all buffers in a draw from its own."""
+
+    def __init__(self, seed=0):
+        self._random = StepGenerator(seed)
+
+    def draw_at(self, view, shares):
+        draw = super().draw_at(view, shares)
+        draw.probabilities[:] = 0.001
+        return draw
+
+    def state_dict(self):
+        return {"kind": "OfOneBuffer", "seed": self._random.seed, "step": self._step}
+
+    def load_state_dict(self, state):
+        self._random, self._step = StepGenerator(state["seed"]), state["step"]
+
+
+class OtherMass(mr.UniformSampler):
+    divides = SHARES
+
+    def mass(self, view, step):
+        return replace(super().mass(view, step), total=1.0)
+
+
+class Unweighed(mr.PrioritizedSampler):
+    def joint_weights(self, step, masses):
+        return JointWeights(0.0, 1.0)
+
+
+class OtherWindows(mr.SequenceSampler):
+    def draw_at(self, view, shares):
+        draw = super().draw_at(view, shares)
+        draw.windows.positions[:, -1] -= 1
+        return draw
+
+
+class RanksTwice(mr.ShuffledSampler):
+    def draw_at(self, view, shares):
+        return super().draw_at(view, shares / 2)
+
+
 def of_windows(kind):
     def make(seed):
         return kind(2, mr.UniformSampler(seed))
@@ -448,6 +502,7 @@ ARRAYS, LEGAL = "draws_the_promised_arrays", "draws_legal_starts"
 PRIORITIES = "updates_priorities"
 TRAITS = "is_what_its_traits_say"
 FAILED = "failed_draws_leave_all_as_before"
+JOINT = "joint_draws_as_alone"
 BROKEN = [
     (NoStates, ARRAYS, "sampler must have draw, state_dict"),
     (Pairs, ARRAYS, "draw returned tuple. Return a mmreplay.samplers.base.Draw"),
@@ -500,6 +555,12 @@ BROKEN = [
     (SaysNoEpochs, TRAITS, "before the first draw, and traits.ends is False"),
     (SaysNoEpochsThatEnd, TRAITS, "ends is True, and traits.epochs False"),
     (ChangesItsMind, TRAITS, "traits were .* before it drew, and are"),
+    (SaysShares, JOINT, "was drawn .* times from one buffer and .* times from several"),
+    (OfOneBuffer, JOINT, "has probability 0.001 in one buffer and"),
+    (OtherMass, JOINT, "has probability .* in one buffer and .* in several buffers as one"),
+    (prioritized(Unweighed), JOINT, "weights of a draw from one buffer are .*, and joint_w"),
+    (of_windows(OtherWindows), JOINT, "has the window .* in one buffer and .* in several"),
+    (RanksTwice, JOINT, "all ranks of several buffers drew .* steps, .* times, and those"),
     (prioritized(Silent), PRIORITIES, "returned 0 where .* steps were overwritten"),
     (prioritized(Tolerant), PRIORITIES, "negative priorities were accepted"),
     (prioritized(Ahead), PRIORITIES, "priorities of a position never written were"),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
-from mmreplay.disk.lock import WriterLock, held_by
+from mmreplay.disk.lock import Owner, WriterLock
 from mmreplay.errors import FormatError, LockedError, ReplayError, SchemaError, undone_by
 from mmreplay.format import metadata
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Metadata
@@ -434,9 +434,8 @@ def _sweep(top: Path) -> None:
 def _remove_left(path: Path) -> None:
     if path.is_symlink() or path.stat().st_uid != os.getuid():
         return
-    holder = held_by(path)
     # Processes of another machine or container are not visible here.
-    if holder is None or holder["host"] != socket.gethostname():
+    if Owner(path).host != socket.gethostname():
         return
     lock = WriterLock(path)
     try:

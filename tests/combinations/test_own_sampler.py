@@ -1,0 +1,166 @@
+"""A sampler of a user that says its law in one file is right wherever samplers draw."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.testing import check_sampler
+from tests.combinations.own_sampler import ThirdsSampler
+from tests.samplers.frequencies import assert_distribution
+
+SCHEMA = mr.Schema({"uid": mr.Field((), "int64")})
+SIZES = (7, 40, 3)
+
+
+def made(count, sampler, first=0, path=None):
+    """A buffer of steps that hold a number each."""
+    buffer = mr.ReplayBuffer.create(
+        path, SCHEMA, count, engine="memory" if path is None else "memmap", sampler=sampler
+    )
+    buffer.extend(uid=np.arange(first, first + count))
+    return buffer
+
+
+def several(sizes=SIZES):
+    """Buffers whose steps are numbered one after another, and the law over all."""
+    firsts = np.cumsum([0, *sizes[:-1]]).tolist()
+    buffers = [
+        made(size, ThirdsSampler(n), first)
+        for n, (size, first) in enumerate(zip(sizes, firsts, strict=True))
+    ]
+    masses = {
+        first + position: 1.0 if position % 3 else 5.0
+        for size, first in zip(sizes, firsts, strict=True)
+        for position in range(size)
+    }
+    total = sum(masses.values())
+    return buffers, {uid: mass / total for uid, mass in masses.items()}
+
+
+def assert_law(batches, law):
+    drawn = []
+    for batch in batches:
+        uids = np.asarray(batch["uid"]).tolist()
+        drawn += uids
+        np.testing.assert_allclose(batch.probabilities, [law[uid] for uid in uids])
+        assert (np.asarray(batch.weights) == 1).all()
+    assert_distribution(drawn, law)
+
+
+def test_it_keeps_the_contract(tmp_path):
+    check_sampler(ThirdsSampler, tmp_path)
+
+
+def test_it_draws_its_law_from_one_buffer():
+    (buffer,), law = several((40,))
+    assert_law([buffer.sample(64) for _ in range(100)], law)
+
+
+@pytest.mark.parametrize("sizes", [(40,), SIZES])
+def test_several_buffers_as_one_have_its_law(sizes):
+    buffers, law = several(sizes)
+    both = mr.concat(buffers, by="priority", seed=0)
+    assert_law([both.sample(64) for _ in range(100)], law)
+    with mr.ReplayLoader(both, 64) as loader:
+        assert_law([batch for _, batch in zip(range(100), loader, strict=False)], law)
+
+
+@pytest.mark.parametrize("options", [{}, {"shares": [1, 2, 1]}])
+def test_by_rows_or_shares_each_buffer_is_drawn_from_by_itself(options):
+    buffers, _ = several()
+    both = mr.concat(buffers, **options, seed=0)
+    uids = Counter()
+    for _ in range(50):
+        uids.update(both.sample(64)["uid"].tolist())
+    assert uids.keys() == {*range(sum(SIZES))}
+
+
+def test_a_part_of_a_split_has_its_law():
+    (buffer,), law = several((40,))
+    part, rest = mr.split(buffer, [0.5, 0.5], by="step", seed=0)
+    found = {}
+    for each in (part, rest):
+        buffer.sampler = each.sampler(ThirdsSampler(1))
+        batches = [buffer.sample(64) for _ in range(100)]
+        own = {*np.concatenate([batch["uid"] for batch in batches]).tolist()}
+        total = sum(law[uid] for uid in own)
+        assert_law(batches, {uid: law[uid] / total for uid in own})
+        assert not found.keys() & own
+        found |= dict.fromkeys(own)
+    assert found.keys() == law.keys()
+
+
+def test_a_loader_and_a_dataset_draw_its_law():
+    (buffer,), law = several((40,))
+    with mr.ReplayLoader(buffer, 64) as loader:
+        assert_law([batch for _, batch in zip(range(100), loader, strict=False)], law)
+
+
+def test_windows_around_it_begin_by_its_law():
+    buffers, law = several()
+    for buffer in buffers:
+        buffer.sampler = mr.SequenceSampler(2, ThirdsSampler(0), boundary="pad")
+    both = mr.concat(buffers, by="priority", seed=0)
+    drawn = []
+    for _ in range(100):
+        batch = both.sample(64)
+        drawn += batch["uid"][:, 0].tolist()
+    assert_distribution(drawn, law)
+
+
+def test_other_arguments_are_another_law():
+    buffers, _ = several()
+    buffers[1].sampler = ThirdsSampler(1, heavy=4.0)
+    with pytest.raises(mr.SchemaError, match=r"heavy is 4\.0 in buffer 1, and 5\.0 in buffer 0"):
+        mr.concat(buffers, by="priority")
+
+
+class Uneven(ThirdsSampler):
+    """Replaces the draw, and says nothing of several buffers."""
+
+    def draw(self, view, batch_size):
+        return mr.UniformSampler(0).draw(view, batch_size)
+
+
+def test_a_draw_that_was_replaced_is_of_one_buffer_alone():
+    buffers, _ = several()
+    for buffer in buffers:
+        buffer.sampler = Uneven(0)
+    with pytest.raises(mr.SchemaError, match=r"^Uneven cannot draw a batch in parts, which concat"):
+        mr.concat(buffers, by="priority")
+    mr.concat(buffers, seed=0).sample(9)
+
+
+def test_without_a_generator_it_says_what_to_set():
+    class Bare(ThirdsSampler):
+        def __init__(self):
+            pass
+
+        def state_dict(self):
+            return {}
+
+    with pytest.raises(TypeError, match=r"Bare needs a draw method, .* Set self\._random"):
+        made(4, None).sample_by(Bare(), 2)
+
+
+def test_mass_zero_is_nothing_to_draw():
+    class Nothing(ThirdsSampler):
+        def law(self, view):
+            env_ids, positions, masses = super().law(view)
+            return env_ids, positions, 0 * masses
+
+    with pytest.raises(mr.EmptyError, match="cannot draw 2 steps: all 4 legal starts have mass 0"):
+        made(4, Nothing(0)).sample(2)
+
+
+def test_an_argument_that_was_not_kept_is_asked_for():
+    class Forgets(mr.UniformSampler):
+        def __init__(self, width):
+            super().__init__(0)
+
+        settings = ThirdsSampler.settings
+
+    with pytest.raises(mr.SchemaError, match="Forgets must say with which width it was made"):
+        Forgets(3).settings()
