@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
+
 Ids = NDArray[np.int64]
 Layout = Literal["env_major", "time_major"]
 LAYOUTS: tuple[Layout, ...] = ("env_major", "time_major")
@@ -31,6 +33,8 @@ LEAST_RESERVE = 512
 LEAST_NBYTES = 1 << 20
 MAX_BLOCK_ROWS = 1024
 CHUNK_ROWS = 1 << 20
+
+_steps = kernels.load("steps")
 
 Run = tuple[int, int, int]
 """(row, first, stop): items ``[first, stop)`` of a batch go to rows from row on."""
@@ -155,6 +159,22 @@ class Ring:
         if self.layout == "env_major":
             return env_ids * self.slots + slots
         return slots * self.num_envs + env_ids
+
+    def newest(
+        self, rows: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The newest step that each row has held.
+
+        Args:
+            rows: int64 ``[N]``, contiguous.
+            stops: int64 ``[E]``, the next position to be written.
+
+        Returns:
+            env_ids and positions, int64 ``[N]`` each; below 0 where there was none.
+        """
+        env_ids, positions = np.empty_like(rows), np.empty_like(rows)
+        _steps.locate_positions(rows, stops, *self.shape, env_ids, positions)
+        return env_ids, positions
 
     def split_at_wrap(self, env_id: int, first: int, stop: int) -> list[tuple[int, int, int]]:
         """Split positions ``[first, stop)`` of one environment at the wrap.

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import free_nbytes
 from mmreplay.errors import SchemaError
 from mmreplay.plan import estimate, plan_buffer
-from mmreplay.storage.disk_space import free_nbytes
 from mmreplay.testing.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(

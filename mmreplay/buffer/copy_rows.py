@@ -29,7 +29,7 @@ from mmreplay.buffer.reader import SCAN_ROWS, GenerationReader
 from mmreplay.buffer.statistics import FILE_NAME as STATISTICS
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
-from mmreplay.disk.files import rename
+from mmreplay.disk.files import free_nbytes, rename
 from mmreplay.errors import FullError, SchemaError, StaleError, called, shown
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Engine, Metadata
@@ -200,7 +200,7 @@ def _no_space(
 ) -> FullError:
     """Say what was missing: both rings are on the disk until one of them is whole."""
     lengths = np.minimum(reader.span.lengths, metadata.ring.capacity)
-    needed, free = (disk_space.ring_nbytes(metadata, lengths), disk_space.free_nbytes(path))
+    needed, free = disk_space.ring_nbytes(metadata, lengths), free_nbytes(path)
     # The size of shards is unknown until they are written.
     minimum = format_size(needed) if needed else "disk space"
     return FullError(

@@ -55,9 +55,8 @@ from mmreplay.episodes import (
     legal_start_table,
 )
 from mmreplay.episodes.column_index import ColumnIndex
-from mmreplay.episodes.starts import BufferIdentity, EpisodeSteps, StartView
+from mmreplay.episodes.starts import BufferIdentity, EpisodeSteps, StartTable, StartView
 from mmreplay.errors import EmptyError, FailedError, SchemaError, StaleError, StarvedError, shown
-from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, require_integer, traits_of

@@ -87,8 +87,8 @@ def plan(
     json: Json = False,
 ) -> None:
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
+    from mmreplay.disk.files import free_nbytes
     from mmreplay.plan import plan_buffer
-    from mmreplay.storage.disk_space import free_nbytes
 
     schema, known_envs, known_capacity, known_layout, known_heap = _known(source, fields)
     envs = num_envs or known_envs
@@ -214,6 +214,23 @@ def parse_lengths(text: str) -> float | dict[str, float]:
         ) from None
 
 
+def _parse_shape(text: str) -> tuple[int | None, list[int]]:
+    """Read ``3x84x84`` or ``0-4096x2``.
+
+    Returns:
+        The longest first axis, if it varies; the other axes, one of -1 where some are
+        no numbers.
+    """
+    # An empty axis, as in 3x, is no number.
+    longest, axes = None, text.replace(",", "x").split("x")
+    try:
+        if axes[0].startswith("0-"):
+            longest = int(axes.pop(0)[2:])
+        return longest, [int(axis) for axis in axes]
+    except ValueError:
+        return None, [-1]
+
+
 def parse_field(text: str) -> tuple[str, Field]:
     """Read ``name:dtype``, ``name:dtype:3x84x84`` or ``name:text:200``.
 
@@ -223,15 +240,7 @@ def parse_field(text: str) -> tuple[str, Field]:
 
     name, _, rest = text.partition(":")
     dtype, shaped, shape = rest.partition(":")
-    first, longest = "", 0
-    try:
-        # An empty axis, as in 3x, is no number.
-        axes = shape.replace(",", "x").split("x") if shaped else []
-        if axes and axes[0].startswith("0-"):
-            first, longest = "varies", int(axes.pop(0)[2:])
-        sizes = [int(axis) for axis in axes]
-    except ValueError:
-        sizes = [-1]
+    longest, sizes = _parse_shape(shape) if shaped else (None, [])
     if not name or not dtype or any(size < 1 for size in sizes):
         raise usage_error(
             "--field must be NAME:DTYPE or NAME:DTYPE:SHAPE, such as reward:float32, "
@@ -239,7 +248,7 @@ def parse_field(text: str) -> tuple[str, Field]:
             f"{text!r}"
         )
     try:
-        if dtype in ("text", "bytes") and len(sizes) == 1 and not first:
+        if dtype in ("text", "bytes") and len(sizes) == 1 and longest is None:
             make = Field.text if dtype == "text" else Field.bytes
             return name, make(sizes[0])
         if dtype in ("text", "bytes", "str"):
@@ -248,7 +257,7 @@ def parse_field(text: str) -> tuple[str, Field]:
                 f"--field {text!r}: {kind} needs the bytes of its longest value, such "
                 f"as {name}:{kind}:200"
             )
-        if first:
+        if longest is not None:
             return name, Field((None, *sizes), dtype, max_length=longest)
         return name, Field(sizes, dtype)
     except SchemaError as error:

@@ -33,13 +33,7 @@ SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    if None in (sys.stdin, sys.stdout, sys.stderr):
-        # A file opened next would get the number of a stream that was closed, and what
-        # a C library prints would go into it.
-        while (fd := disk.open(Path(os.devnull), os.O_RDWR)) <= 2:
-            pass
-        os.close(fd)
-        sys.stdin, sys.stderr = sys.stdin or io.StringIO(), sys.stderr or io.StringIO()
+    _fill_closed_streams()
     if sys.stdout is None:
         say("stdout is closed. Redirect it to a file, or to /dev/null.")
         return FAILED
@@ -75,6 +69,19 @@ def run(args: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         say("interrupted")
     return int(code or WELL)
+
+
+def _fill_closed_streams() -> None:
+    """Put something in the place of streams that are closed, but for stdout.
+
+    A file opened next would get the number of one, and what a C library prints would go
+    into it.
+    """
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        while (fd := disk.open(Path(os.devnull), os.O_RDWR)) <= 2:
+            pass
+        os.close(fd)
+        sys.stdin, sys.stderr = sys.stdin or io.StringIO(), sys.stderr or io.StringIO()
 
 
 def _show_completion(shell: str) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import stat
 import struct
 from collections.abc import Iterator
@@ -543,6 +544,24 @@ def file_system(path: Path) -> str:
         if line.split()[2] == number and " - " in line
     ]
     return kinds[-1] if kinds else "?"
+
+
+def free_nbytes(path: str | os.PathLike[str]) -> int:
+    """Bytes free to this user on the disk that holds, or would hold, path."""
+    return shutil.disk_usage(_standing(path)).free
+
+
+def total_nbytes(path: str | os.PathLike[str]) -> int:
+    """Bytes of the whole disk that holds, or would hold, path; 0 where none says it."""
+    return shutil.disk_usage(_standing(path)).total
+
+
+def _standing(path: str | os.PathLike[str]) -> Path:
+    """The folder of path, or its nearest parent that exists."""
+    folder = Path(os.path.abspath(expanded(path)))
+    while not folder.exists():
+        folder = folder.parent
+    return folder
 
 
 def refuse_link(folder: Path) -> None:

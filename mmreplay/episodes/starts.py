@@ -37,7 +37,6 @@ from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.flags import FINAL, START
 from mmreplay.episodes.index import NEVER, EnvironmentQueues, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.kernels.steps import StartTable
 from mmreplay.ring import Ring, Span
 
 BEGINS, STOPS, BEFORE = 0, 1, 2
@@ -45,6 +44,9 @@ BEGINS, STOPS, BEFORE = 0, 1, 2
 
 Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+StartTable = tuple[NDArray[np.uint8], int, int, bool, Bools, Ids, int]
+"""What kernels look legal starts up in: flags of every row, slots, environments,
+time_major, verdicts by flags, heads, and how many rows after a step count."""
 
 
 @dataclass(frozen=True, slots=True)

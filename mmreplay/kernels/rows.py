@@ -302,6 +302,18 @@ def _bound(flags: Bytes, before: Bytes, final_follows: bool) -> None:
     flags |= final[:-1] * np.uint8(START)
 
 
+def _check_member(member: Member, nbytes: int) -> None:
+    """Refuse a field that does not fit a record of so many bytes."""
+    path, _, _, kind, itemsize, shape, offset, mark = member
+    count = int(np.prod(shape, dtype=np.int64))
+    if offset >= 0 and offset > nbytes - count * itemsize:
+        raise ValueError(f"RecordPacker: {path!r} ends outside the record")
+    if kind and (shape or itemsize > 8):
+        raise ValueError(f"RecordPacker: {path!r} takes no scalars")
+    if mark and count * itemsize != 1:
+        raise ValueError(f"RecordPacker: {path!r} is no bool that ends a step")
+
+
 class RecordPacker:
     """Packs plain steps; see `PackerKernel`."""
 
@@ -341,14 +353,9 @@ class RecordPacker:
         self._array, self._double = array, double
         self._unpacked: dict[str, Any] = {}
         self._views: list[NDArray[Any] | None] = []
-        for path, dtype, _, kind, itemsize, shape, offset, mark in members:
-            count = int(np.prod(shape, dtype=np.int64))
-            if offset >= 0 and offset > nbytes - count * itemsize:
-                raise ValueError(f"RecordPacker: {path!r} ends outside the record")
-            if kind and (shape or itemsize > 8):
-                raise ValueError(f"RecordPacker: {path!r} takes no scalars")
-            if mark and count * itemsize != 1:
-                raise ValueError(f"RecordPacker: {path!r} is no bool that ends a step")
+        for member in members:
+            _check_member(member, nbytes)
+            _, dtype, _, _, _, shape, offset, _ = member
             view = None
             if offset >= 0 and together:
                 inner = np.empty(shape, dtype).strides
@@ -411,14 +418,12 @@ class RecordPacker:
         ends[...] = 0
         unpacked = {}
         for value, member, view in zip(values, self._members, self._views, strict=True):
-            path, _, _, _, itemsize, shape, offset, mark = member
+            path, _, _, _, itemsize, shape, _, mark = member
             capsule = exchange.shown(value, bool(mark and not shape))
             if capsule is not None:
                 # Long values are written from arrays alone.
-                ordered = not several or capsule[:1].flags.c_contiguous
-                packed = mark or (offset >= 0 and len(self.rows) > 0)
-                contiguous = several or capsule.flags.c_contiguous
-                if not (packed and ordered and contiguous):
+                step = capsule[:1] if several else capsule
+                if not ((mark or view is not None) and step.flags.c_contiguous):
                     return -1
                 value = capsule
             if not (self._plain_array(value, member) if several else self._plain(value, member)):

@@ -14,10 +14,6 @@ START, TERMINATED, TRUNCATED, FINAL, CUT, ALL_FLAGS = 1, 2, 4, 8, 32, 63
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
-StartTable = tuple[Bytes, int, int, bool, Bools, Ids, int]
-"""What legal starts are looked up in: flags of every row, slots, environments,
-time_major, verdicts by flags, heads, and how many rows after a step count: see
-`legal`."""
 
 
 def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:

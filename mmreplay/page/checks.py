@@ -161,33 +161,34 @@ def check_rewards(rewards: Sequence[FieldFacts]) -> list[PageFinding]:
         )
     if found:
         return found
+    return [_fine_rewards(rewards, rows, share)]
+
+
+def _fine_rewards(rewards: Sequence[FieldFacts], rows: int, share: float) -> PageFinding:
+    """What is said of rewards where nothing is odd: a share of the rows has one."""
     envs = [len(each.rewards.rows) for each in rewards if each.rewards is not None]
     by_env = _rewarded_envs(rewards)[1]
-    looked = looked_at(rows, facts.complete, len(by_env), max(envs, default=1))
+    looked = looked_at(rows, rewards[0].complete, len(by_env), max(envs, default=1))
     low = min(reward.moments.min for reward in rewards if reward.moments.count)
     high = max(reward.moments.max for reward in rewards if reward.moments.count)
     if low == high:
         left_out = any(reward.moments.nonfinite for reward in rewards)
-        return [
-            PageFinding(
-                "fine",
-                "rewards",
-                f"Every reward is {_number(low)}",
-                f"{'Of those that are finite; a' if left_out else 'A'} return says how "
-                f"long the episode is. Looked at: {looked}.",
-                "rewards",
-            )
-        ]
-    return [
-        PageFinding(
+        return PageFinding(
             "fine",
             "rewards",
-            "Rewards vary",
-            f"{_share(share)} of steps have a reward other than 0. They lie between "
-            f"{_number(low)} and {_number(high)}. Looked at: {looked}.",
+            f"Every reward is {_number(low)}",
+            f"{'Of those that are finite; a' if left_out else 'A'} return says how "
+            f"long the episode is. Looked at: {looked}.",
             "rewards",
         )
-    ]
+    return PageFinding(
+        "fine",
+        "rewards",
+        "Rewards vary",
+        f"{_share(share)} of steps have a reward other than 0. They lie between "
+        f"{_number(low)} and {_number(high)}. Looked at: {looked}.",
+        "rewards",
+    )
 
 
 def _rewarded_envs(rewards: Sequence[FieldFacts]) -> tuple[list[int], list[int]]:
@@ -371,35 +372,34 @@ def _check_stopped(facts: FieldFacts) -> PageFinding | None:
 
 def check_changes(fields: Sequence[FieldFacts]) -> list[PageFinding]:
     """Check observations and actions with `check_constant`."""
-    checked = [
-        facts
-        for facts in fields
-        if facts.role in ("observation", "action") and facts.rows >= MIN_ROWS
-        if not facts.varies
-    ]
+    checked: list[FieldFacts] = []
+    left_out: list[str] = []
+    for facts in fields:
+        if facts.role in ("observation", "action"):
+            if facts.rows >= MIN_ROWS and not facts.varies:
+                checked.append(facts)
+            else:
+                left_out.append(facts.path)
     found = [finding for facts in checked if (finding := check_constant(facts))]
-    frames = [facts for facts in checked if facts.image is not None]
-    values = [facts for facts in checked if facts.image is None]
-    if found or not checked or any(len(facts.constant) for facts in values):
+    if found or not checked or any(len(each.constant) for each in checked if each.image is None):
         return found
-    if not values:
+    return [_all_change(checked, left_out)]
+
+
+def _all_change(checked: Sequence[FieldFacts], left_out: Sequence[str]) -> PageFinding:
+    """What is said where no field looked at is constant."""
+    images = [facts.image is not None for facts in checked]
+    if all(images):
         title, text = "Frames differ", "Not all of them are equal."
     else:
-        title = "All components change"
+        title = "All components looked at change" if left_out else "All components change"
         text = "Each component of observations and actions has more than one value."
-        if frames:
+        if any(images):
             text += " Of images, not all frames are equal."
     text += f" Looked at: {_rows_looked_at(checked)}"
-    some = {facts.path for facts in checked}
-    left_out = [
-        facts.path
-        for facts in fields
-        if facts.role in ("observation", "action") and facts.path not in some
-    ]
     if left_out:
-        title = title if not values else "All components looked at change"
         text += f" Not looked at: {_names(left_out)}."
-    return [PageFinding("fine", "never changes", title, text, "fields")]
+    return PageFinding("fine", "never changes", title, text, "fields")
 
 
 def check_repeats(facts: FieldFacts, repeats: RowRepeats, steps: Steps) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,20 @@ def compare_buffers(
             sample_values(buffer, path, sample, HISTOGRAM_COMPONENTS)
             for buffer, sample in zip(buffers, samples, strict=True)
         ]
-        for number in range(values[0].shape[1]):
-            shared = shared_histogram(values[0][:, number], values[1][:, number], numbers_of(field))
-            if shared is not None:
-                shape = numbers_of(field).shape
-                name = component_name(name_of(path, field), number, shape)
-                histograms.append({"name": name, "role": role, **shared})
+        for name, shared in _of_components(path, field, values[0], values[1]):
+            histograms.append({"name": name, "role": role, **shared})
     return {"schema": schema_differences(first.schema, second.schema), "histograms": histograms}
+
+
+def _of_components(
+    path: str, field: Field, first: Values, second: Values
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of the components of a field, ``[N, C]`` and ``[M, C]``, and histograms."""
+    numbers = numbers_of(field)
+    for number in range(first.shape[1]):
+        shared = shared_histogram(first[:, number], second[:, number], numbers)
+        if shared is not None:
+            yield component_name(name_of(path, field), number, numbers.shape), shared
 
 
 def schema_differences(first: Schema, second: Schema) -> list[str]:

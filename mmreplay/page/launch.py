@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from os import PathLike
@@ -69,15 +69,27 @@ def make_page(
                 raise
             names = " or ".join(map(str, inside))
             raise FormatError(f"{path} is not a replay buffer. Did you mean {names}?") from error
-    for path_ in images or {}:
-        if opened and path_ not in known:
-            within = [each for each in known_images if each.startswith(f"{path_}/")]
-            advice = f"Did you mean {within[0]!r}?" if within else meant(path_, known)
+    if opened:
+        _check_images(images or {}, known, known_images)
+    return Page(paths, images, sampler)
+
+
+def _check_images(images: Iterable[str], known: set[str], known_images: Sequence[str]) -> None:
+    """Refuse the path of an image field that no buffer has.
+
+    Args:
+        images: The paths that are given.
+        known: Those of all fields.
+        known_images: Those of image fields.
+    """
+    for path in images:
+        if path not in known:
+            within = [each for each in known_images if each.startswith(f"{path}/")]
+            advice = f"Did you mean {within[0]!r}?" if within else meant(path, known)
             raise SchemaError(
-                f"--image: no buffer has a field {path_!r}. Known are "
+                f"--image: no buffer has a field {path!r}. Known are "
                 f"{', '.join(sorted(known))}. {advice}"
             )
-    return Page(paths, images, sampler)
 
 
 def buffers_inside(path: Path) -> list[Path]:

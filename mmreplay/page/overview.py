@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from mmreplay.page import checks
 from mmreplay.page.episodes import KIND_BROKEN, EpisodeColumns, EpisodeList, histogram_of_episodes
 from mmreplay.page.frames import ImageLayout, layouts
 from mmreplay.page.priorities import PriorityFacts, measure_priorities
-from mmreplay.page.sample import FieldFacts, component_name, measure, take_sample
+from mmreplay.page.sample import FieldFacts, Sample, component_name, measure, take_sample
 from mmreplay.page.sections import RowRepeats
 from mmreplay.page.shown import ShownBuffer, folder_of, last_commit
 from mmreplay.page.varying import name_of
@@ -61,23 +61,11 @@ def make_overview(
     sample = take_sample(buffer, span=span)
     steps = sample.steps
     roles = roles_of(buffer.schema)
-    facts: list[FieldFacts] = []
-    observed, whole = RowRepeats(sample.follows), RowRepeats(sample.follows)
-    frames: dict[str, RowRepeats] = {}
+    measured = _Measured(buffer, sample, roles, image_layouts)
+    facts, frames = measured.facts, measured.frames
     findings: list[checks.PageFinding] = []
     for path in buffer.schema.paths if len(sample) else ():
-        layout = image_layouts.get(path)
-
-        def read(path: str = path, layout: ImageLayout | None = layout) -> None:
-            repeats = [whole] if roles[path] in ("action", "reward") else []
-            if roles[path] == "observation":
-                repeats = [observed, whole]
-            if repeats and layout is not None:
-                frames[path] = RowRepeats(sample.follows)
-                repeats.append(frames[path])
-            facts.append(measure(buffer, path, roles[path], sample, layout, repeats))
-
-        findings += checks.run_check(f"values of {path}", "fields", read)
+        findings += checks.run_check(f"values of {path}", "fields", partial(measured.add, path))
     ends = columns.ends()
     heads = span.stop.tolist()
     steps_of_episodes = int(columns.lengths.sum(dtype=np.int64))
@@ -99,7 +87,7 @@ def make_overview(
             "repeated rows",
             "fields",
             lambda: (
-                checks.check_repeated_rows(facts, observed, whole, steps)
+                checks.check_repeated_rows(facts, measured.observed, measured.whole, steps)
                 if len(facts) == len(buffer.schema.paths)
                 else None
             ),
@@ -123,9 +111,7 @@ def make_overview(
     for name, to, check in run if len(sample) else ():
         findings += checks.run_check(name, to, check)
     if len(facts) < len(buffer.schema.paths):
-        # Of the fields that could not be read nothing is known.
-        fine = ("not finite", "never changes", "scales")
-        findings = [f for f in findings if f.level != "fine" or f.id not in fine]
+        findings = _without_fine(findings)
     overview = {
         "steps": num_steps,
         "starts": num_starts,
@@ -139,27 +125,7 @@ def make_overview(
         "ends": ends,
         "returns": series_of_returns(columns, newest),
         "lengths": series_of_lengths(columns, newest),
-        "histograms": {
-            fact.path: {
-                "role": fact.role,
-                "rows": fact.rows,
-                "whole": fact.complete,
-                "all": fact.num_components,
-                "integer": fact.kind != "f",
-                "varies": fact.varies,
-                "components": [
-                    {
-                        "name": component_name(
-                            name_of(fact.path, buffer.schema[fact.path]), number, fact.shape
-                        ),
-                        **histogram.to_json(),
-                    }
-                    for number, histogram in enumerate(fact.histograms)
-                ],
-            }
-            for fact in facts
-            if fact.histograms
-        },
+        "histograms": histograms_of(facts, buffer.schema),
         "fields": fields_of(buffer, roles, image_layouts, facts),
         "storage": storage_of(shown, buffer, num_unknown),
         "checks": [finding.to_json() for finding in checks.by_level(checks.folded(findings))],
@@ -167,6 +133,70 @@ def make_overview(
     }
     overview["ms"] = round(1000 * (time.perf_counter() - begin), 1)
     return overview
+
+
+class _Measured:
+    """What is known of the fields of a sample that could be read.
+
+    Attributes:
+        facts: Of each field, in order.
+        observed: Steps with the observation of the step before.
+        whole: Steps with its action and reward, too.
+        frames: Frames that equal the one before, by the path of an image field.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        sample: Sample,
+        roles: Mapping[str, str],
+        images: Mapping[str, ImageLayout],
+    ) -> None:
+        self._buffer, self._sample = buffer, sample
+        self._roles, self._images = roles, images
+        self.facts: list[FieldFacts] = []
+        self.observed, self.whole = RowRepeats(sample.follows), RowRepeats(sample.follows)
+        self.frames: dict[str, RowRepeats] = {}
+
+    def add(self, path: str) -> None:
+        """Read a field."""
+        role, layout = self._roles[path], self._images.get(path)
+        repeats = [self.whole] if role in ("action", "reward") else []
+        if role == "observation":
+            repeats = [self.observed, self.whole]
+        if repeats and layout is not None:
+            self.frames[path] = RowRepeats(self._sample.follows)
+            repeats.append(self.frames[path])
+        self.facts.append(measure(self._buffer, path, role, self._sample, layout, repeats))
+
+
+def _without_fine(findings: Sequence[checks.PageFinding]) -> list[checks.PageFinding]:
+    """Findings without what is fine of all fields: of some of them nothing is known."""
+    of_all = ("not finite", "never changes", "scales")
+    return [each for each in findings if each.level != "fine" or each.id not in of_all]
+
+
+def histograms_of(facts: Sequence[FieldFacts], schema: Schema) -> dict[str, Any]:
+    """Return the histograms of the components of each field, as JSON values."""
+    return {
+        fact.path: {
+            "role": fact.role,
+            "rows": fact.rows,
+            "whole": fact.complete,
+            "all": fact.num_components,
+            "integer": fact.kind != "f",
+            "varies": fact.varies,
+            "components": [
+                {
+                    "name": component_name(name_of(fact.path, schema[fact.path]), n, fact.shape),
+                    **histogram.to_json(),
+                }
+                for n, histogram in enumerate(fact.histograms)
+            ],
+        }
+        for fact in facts
+        if fact.histograms
+    }
 
 
 def _by_field(

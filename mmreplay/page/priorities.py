@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import kernels
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import stored_priorities
 from mmreplay.episodes.starts import StartView
@@ -32,7 +31,6 @@ CHUNK_ROWS = 1 << 18
 """Rows that are weighed at a time: whole blocks, some 10 MB of memory."""
 
 Ids = NDArray[np.int64]
-_steps = kernels.load("steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,7 @@ class Weighing:
         """
         starts, span, ring = view.starts, view.span, view.home.ring
         rows = np.arange(first, stop)
-        env_ids, positions = np.empty_like(rows), np.empty_like(rows)
-        _steps.locate_positions(rows, span.stop, *ring.shape, env_ids, positions)
+        env_ids, positions = ring.newest(rows, span.stop)
         values = np.full(len(rows), np.float32(-1))
         if self.column is not None:
             alive = np.flatnonzero(positions >= span.first[env_ids])

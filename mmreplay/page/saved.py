@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -231,21 +232,7 @@ def _answers(
         "values": MAX_VALUES_ROWS,
     }
     yield "settings", JSON_TYPE, encode_json(settings)
-    chosen: list[tuple[int, Shown, EpisodeColumns, list[int]]] = []
-    for number, shown in enumerate(page.shown):
-        here = ranges[1] if ranges is not None and ranges[0] == number else None
-        try:
-            columns, rows = _choose(shown, here, report)
-        except Refusal as refusal:
-            raise FailedError(f"{shown.buffer.path} cannot be saved: {refusal.text}") from refusal
-        chosen.append((number, shown, columns, rows))
-        report.total += len(columns)
-    if ranges is None and any(len(rows) < len(columns) for *_, columns, rows in chosen):
-        report.notes.append(
-            f"of each buffer the {NEWEST} newest whole episodes, the best, the worst "
-            "and the longest one, and the newest are saved. Select others on the page, "
-            f"up to {MAX_EPISODES}, and pass --select selection.json."
-        )
+    chosen = _chosen(page, ranges, report)
     total, done = sum(len(rows) for *_, rows in chosen), 0
     for number, shown, columns, rows in chosen:
         base = f"/api/b/{number}"
@@ -257,18 +244,7 @@ def _answers(
                 if check["failed"]
             ]
             yield found
-        table = {
-            "total": len(rows),
-            "all": len(columns),
-            "offset": 0,
-            "done": 1.0,
-            "rows": table_rows(columns, np.array(rows, np.int64), _is_live(shown)),
-            "histograms": {
-                measure: histogram_of_episodes(columns, measure).to_json()
-                for measure in ("return", "length")
-            },
-        }
-        yield f"{base}/episodes", JSON_TYPE, encode_json(table)
+        yield f"{base}/episodes", JSON_TYPE, encode_json(_table(shown, columns, rows))
         for other in range(len(page.shown)):
             if other != number and (found := saver.answer(f"{base}/compare", c=other)):
                 yield found
@@ -286,6 +262,47 @@ def _answers(
                 called("progress", progress, done, total)
         if page.sampler and (found := saver.answer(f"{base}/draws", sampler=page.sampler, seed=0)):
             yield found
+
+
+def _chosen(
+    page: Page, ranges: tuple[int, RowRanges] | None, report: SaveReport
+) -> list[tuple[int, Shown, EpisodeColumns, list[int]]]:
+    """Number, buffer, all episodes and rows of those to save, of each buffer.
+
+    Raises:
+        FailedError: A buffer has none that can be saved.
+    """
+    chosen: list[tuple[int, Shown, EpisodeColumns, list[int]]] = []
+    for number, shown in enumerate(page.shown):
+        here = ranges[1] if ranges is not None and ranges[0] == number else None
+        try:
+            columns, rows = _choose(shown, here, report)
+        except Refusal as refusal:
+            raise FailedError(f"{shown.buffer.path} cannot be saved: {refusal.text}") from refusal
+        chosen.append((number, shown, columns, rows))
+        report.total += len(columns)
+    if ranges is None and any(len(rows) < len(columns) for *_, columns, rows in chosen):
+        report.notes.append(
+            f"of each buffer the {NEWEST} newest whole episodes, the best, the worst "
+            "and the longest one, and the newest are saved. Select others on the page, "
+            f"up to {MAX_EPISODES}, and pass --select selection.json."
+        )
+    return chosen
+
+
+def _table(shown: Shown, columns: EpisodeColumns, rows: list[int]) -> dict[str, Any]:
+    """The table of the episodes that are saved, as JSON values."""
+    return {
+        "total": len(rows),
+        "all": len(columns),
+        "offset": 0,
+        "done": 1.0,
+        "rows": table_rows(columns, np.array(rows, np.int64), _is_live(shown)),
+        "histograms": {
+            measure: histogram_of_episodes(columns, measure).to_json()
+            for measure in ("return", "length")
+        },
+    }
 
 
 def _is_live(shown: Shown) -> bool:

@@ -199,13 +199,6 @@ def _spread_of(
     some = wide[:, : COUNTED_COMPONENTS if counted and first else 0]
     if some.size and one_hot:
         some = wide.argmax(axis=1)[:, None].astype(np.float64)
-    stopped = np.zeros(wide.shape[1], bool)
-    newest = steps.eighths == 7
-    if newest.sum() >= MIN_ROWS and steps.ends[newest].sum() >= 2:
-        value = wide[newest][0]
-        stopped = (wide[newest] == value).all(axis=0)
-        # A contact may have no force for long, as it had before.
-        stopped &= (wide[~newest] == value).mean(axis=0) <= OFTEN
     tops = [_tops(some[rows]) for _, rows in sections]
     return Spread(
         sections=tuple(name for name, _ in sections),
@@ -217,11 +210,23 @@ def _spread_of(
         at_lows=np.stack([_share(low[rows], finite[rows]) for _, rows in sections]),
         at_highs=np.stack([_share(high[rows], finite[rows]) for _, rows in sections]),
         sizes=sizes,
-        stopped=stopped,
+        stopped=_stopped(wide, steps),
         one_hot=one_hot,
         top_values=np.stack([top for top, _ in tops]),
         top_shares=np.stack([share for _, share in tops]),
     )
+
+
+def _stopped(values: Floats, steps: Steps) -> Bools:
+    """Which components had several values, and have one of late."""
+    newest = steps.eighths == 7
+    if newest.sum() < MIN_ROWS or steps.ends[newest].sum() < 2:
+        return np.zeros(values.shape[1], bool)
+    value = values[newest][0]
+    stopped: Bools = (values[newest] == value).all(axis=0)
+    # A contact may have no force for long, as it had before.
+    stopped &= (values[~newest] == value).mean(axis=0) <= OFTEN
+    return stopped
 
 
 def _share(mask: Bools, finite: Bools) -> Floats:

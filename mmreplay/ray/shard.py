@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
+from mmreplay.disk.files import free_nbytes
 from mmreplay.disk.lock import Owner, WriterLock, refuse_network
 from mmreplay.errors import (
     FailedError,
@@ -46,7 +47,6 @@ from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
 from mmreplay.ray.messages import client_from_bytes, reply_to_bytes, request_from_bytes
 from mmreplay.ray.reply_blocks import in_blocks, num_blocks
-from mmreplay.storage.disk_space import free_nbytes
 
 T = TypeVar("T")
 RATE_S = 1.0

@@ -14,14 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
+from mmreplay.episodes.starts import StartTable
 from mmreplay.errors import SchemaError, shown
-from mmreplay.kernels.steps import StartTable
 
 INT64 = np.dtype(np.int64)
 """Given as what it is, it need not be looked up."""
 
 Ids = NDArray[np.int64]
 _steps = kernels.load("steps")
+
+
+def shares(key: int, step: int, count: int) -> NDArray[np.float64]:
+    """Return the first numbers of a step of a draw's key, float64 in ``[0, 1)``.
+
+    Args:
+        key: In ``[0, 2**64)``, of the draw: all its randomness follows from it.
+        step: At least 0; each use of a key takes another one.
+        count: How many.
+    """
+    numbers = np.empty(count)
+    _steps.shares(key, step, numbers)
+    return numbers
 
 
 class StepGenerator:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size
-from mmreplay.disk import files
+from mmreplay.disk.files import free_nbytes, total_nbytes
 from mmreplay.errors import FullWarning, SchemaError
 from mmreplay.format.metadata import HEAP_STEP_NBYTES, Metadata
 from mmreplay.ring import Ring
@@ -77,19 +75,6 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
     return nbytes * int(np.minimum(heads, ring.slots).sum()) // ring.num_rows
 
 
-def free_nbytes(path: str | os.PathLike[str]) -> int:
-    """Bytes free to this user on the disk that holds, or would hold, path."""
-    return shutil.disk_usage(_standing(path)).free
-
-
-def _standing(path: str | os.PathLike[str]) -> Path:
-    """The folder of path, or its nearest parent that exists."""
-    folder = Path(os.path.abspath(files.expanded(path)))
-    while not folder.exists():
-        folder = folder.parent
-    return folder
-
-
 def refuse_larger_heap(path: Path, metadata: Metadata) -> None:
     """Refuse heaps that the disk can never hold, whatever else is on it.
 
@@ -105,7 +90,7 @@ def refuse_larger_heap(path: Path, metadata: Metadata) -> None:
     num_envs = metadata.ring.num_envs
     nbytes = metadata.heap_nbytes * num_envs
     try:
-        total = shutil.disk_usage(_standing(path)).total if nbytes else 0
+        total = total_nbytes(path) if nbytes else 0
     except OSError:
         # A folder without permission to enter: making a file there reports it.
         return

@@ -314,43 +314,8 @@ def draws_the_promised_arrays(case: SamplerCase) -> None:
                 raise ContractError(
                     f"draw returned {type(draw).__name__}. Return a mmreplay.samplers.base.Draw"
                 )
-            count = len(draw.positions)
-            for attribute, dtype in (
-                ("env_ids", np.int64),
-                ("positions", np.int64),
-                ("probabilities", np.float64),
-                ("weights", np.float32),
-            ):
-                array = getattr(draw, attribute)
-                if not isinstance(array, np.ndarray) or array.dtype != dtype:
-                    got = getattr(array, "dtype", type(array).__name__)
-                    raise ContractError(
-                        f"{attribute} of a draw is {got}. Make it a numpy array of "
-                        f"{np.dtype(dtype).name}"
-                    )
-                if array.shape != (count,):
-                    raise ContractError(
-                        f"{attribute} of a draw has the shape {array.shape}, positions "
-                        f"{draw.positions.shape}. Give all the shape [B]"
-                    )
-            if not ((draw.probabilities > 0) & (draw.probabilities <= 1)).all():
-                raise ContractError(
-                    f"probabilities are between {draw.probabilities.min()} and "
-                    f"{draw.probabilities.max()}. Give each drawn step its probability "
-                    "in (0, 1]"
-                )
-            if not (np.isfinite(draw.weights) & (draw.weights >= 0)).all():
-                raise ContractError(
-                    f"weights are between {draw.weights.min()} and "
-                    f"{draw.weights.max()}. Give each step a finite weight; all ones "
-                    "where the draw is uniform"
-                )
-            if not 0 <= draw.key < 1 << 64:
-                raise ContractError(
-                    f"key is {draw.key}. Give an integer in [0, 2**64), another one for each draw"
-                )
-            if draw.offsets is not None:
-                count = len(draw.offsets) - 1
+            _check_arrays(draw)
+            count = len(draw.positions) if draw.offsets is None else len(draw.offsets) - 1
             if count == batch_size:
                 continue
             different = len(set(steps_of(draw))) == len(draw)
@@ -367,6 +332,43 @@ def draws_the_promised_arrays(case: SamplerCase) -> None:
                     f"batch_size of {batch_size}, which has "
                     f"{len(legal_starts(view))} legal starts. Return batch_size steps"
                 )
+
+
+def _check_arrays(draw: Draw) -> None:
+    """Check dtypes, shapes and ranges of what a draw holds."""
+    count = len(draw.positions)
+    for attribute, dtype in (
+        ("env_ids", np.int64),
+        ("positions", np.int64),
+        ("probabilities", np.float64),
+        ("weights", np.float32),
+    ):
+        array = getattr(draw, attribute)
+        if not isinstance(array, np.ndarray) or array.dtype != dtype:
+            got = getattr(array, "dtype", type(array).__name__)
+            raise ContractError(
+                f"{attribute} of a draw is {got}. Make it a numpy array of {np.dtype(dtype).name}"
+            )
+        if array.shape != (count,):
+            raise ContractError(
+                f"{attribute} of a draw has the shape {array.shape}, positions "
+                f"{draw.positions.shape}. Give all the shape [B]"
+            )
+    if not ((draw.probabilities > 0) & (draw.probabilities <= 1)).all():
+        raise ContractError(
+            f"probabilities are between {draw.probabilities.min()} and "
+            f"{draw.probabilities.max()}. Give each drawn step its probability in (0, 1]"
+        )
+    if not (np.isfinite(draw.weights) & (draw.weights >= 0)).all():
+        raise ContractError(
+            f"weights are between {draw.weights.min()} and "
+            f"{draw.weights.max()}. Give each step a finite weight; all ones "
+            "where the draw is uniform"
+        )
+    if not 0 <= draw.key < 1 << 64:
+        raise ContractError(
+            f"key is {draw.key}. Give an integer in [0, 2**64), another one for each draw"
+        )
 
 
 def draws_legal_starts(case: SamplerCase) -> None:

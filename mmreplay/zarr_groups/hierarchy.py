@@ -129,22 +129,27 @@ def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
                 f"have at most {MAX_NODES}, {MAX_DEPTH} deep. Pass the group that has "
                 "the arrays."
             )
-        marks = (V3,) if version == 3 else (ARRAY, GROUP)
-        asked = [f"{name}/{mark}" for name in names for mark in marks]
-        nodes_found = iter(read_json(blobs, asked))
-        for name in names:
-            if version == 3:
-                node = next(nodes_found)
-                is_array = (node or {}).get("node_type") == "array"
-                is_group = node is not None and not is_array
-            else:
-                node, other = next(nodes_found), next(nodes_found)
-                is_array, is_group = node is not None, other is not None
-            if is_array:
-                assert node is not None
-                yield name, node
+        nodes = _nodes_v3 if version == 3 else _nodes_v2
+        for name, array, is_group in nodes(blobs, names):
+            if array is not None:
+                yield name, array
             elif is_group:
                 waiting.append((name, depth + 1))
+
+
+def _nodes_v2(blobs: Blobs, names: list[str]) -> Iterator[tuple[str, Json | None, bool]]:
+    """Of each name what says that it is an array, and whether it is a group."""
+    found = read_json(blobs, [f"{name}/{mark}" for name in names for mark in (ARRAY, GROUP)])
+    for name, array, group in zip(names, found[::2], found[1::2], strict=True):
+        yield name, array, group is not None
+
+
+def _nodes_v3(blobs: Blobs, names: list[str]) -> Iterator[tuple[str, Json | None, bool]]:
+    """The same of version 3, where one file says either."""
+    found = read_json(blobs, [f"{name}/{V3}" for name in names])
+    for name, node in zip(names, found, strict=True):
+        is_array = node is not None and node.get("node_type") == "array"
+        yield name, node if is_array else None, node is not None
 
 
 def _check(name: str, where: str) -> None:

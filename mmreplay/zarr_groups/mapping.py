@@ -186,10 +186,22 @@ class GroupMapper:
                 f"{self.source.location} must have at most {MAX_ROWS} rows, got "
                 f"{self.rows}. Split the group."
             )
-        of_length = {}
+        of_length = self._of_length(columns)
+        if self.source.fields is not None:
+            return of_length
+        joined = join_nested(of_length)
+        for nested, path in joined.items():
+            note_joined(self.notes, columns[nested][0], nested, path)
+        return {joined.get(path, path): array for path, array in of_length.items()}
+
+    def _of_length(
+        self, columns: Mapping[str, tuple[str, ForeignArray]]
+    ) -> dict[str, ForeignArray]:
+        """Those of the arrays that have a row a step; others are noted."""
+        found = {}
         for path, (name, array) in columns.items():
             if array.shape[0] == self.rows:
-                of_length[path] = array
+                found[path] = array
                 continue
             self.notes.note(
                 f"array {name!r} of shape {list(array.shape)} was left out: most have "
@@ -199,12 +211,7 @@ class GroupMapper:
                 self.notes.doubt(
                     f"arrays differ in length; {self.rows} rows were taken to be the steps"
                 )
-        if self.source.fields is not None:
-            return of_length
-        joined = join_nested(of_length)
-        for nested, path in joined.items():
-            note_joined(self.notes, columns[nested][0], nested, path)
-        return {joined.get(path, path): array for path, array in of_length.items()}
+        return found
 
     def _wanted(self, ends_name: str | None) -> dict[str, str]:
         """Paths of fields by arrays' names."""

@@ -207,17 +207,7 @@ def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
         sharding = metadata.codecs[0]
         if len(described) > 1:
             _refuse(what, f"{len(described)} codecs", "sharding_indexed alone")
-        listed = [codec.to_dict() for codec in sharding.index_codecs]
-        kinds = [codec["name"] for codec in listed]
-        endian = listed[0].get("configuration", {}).get("endian", "little")
-        if kinds not in (["bytes"], ["bytes", "crc32c"]) or endian != "little":
-            _refuse(
-                what,
-                f"an index packed by {kinds}, {endian} endian",
-                "bytes, little endian, and crc32c or nothing",
-            )
-        first = str(getattr(sharding.index_location, "value", "end")) == "start"
-        chunk, index = sharding.chunk_shape, (first, len(kinds) == 2)
+        chunk, index = sharding.chunk_shape, _index_of(sharding, what)
         described = [codec.to_dict() for codec in sharding.codecs]
     dtype = metadata.data_type.to_native_dtype().newbyteorder("<")
     order = tuple(range(len(grid)))
@@ -234,6 +224,21 @@ def _from_v3(metadata: Any, name: str, what: str) -> ForeignArray:
         else:
             packing.append((kind.removeprefix("numcodecs."), options))
     return _bounded_array(metadata, name, what, grid, chunk, dtype, packing, order, index)
+
+
+def _index_of(sharding: Any, what: str) -> tuple[bool, bool]:
+    """Whether the index of shards comes first in them, and has a checksum."""
+    listed = [codec.to_dict() for codec in sharding.index_codecs]
+    kinds = [codec["name"] for codec in listed]
+    endian = listed[0].get("configuration", {}).get("endian", "little")
+    if kinds not in (["bytes"], ["bytes", "crc32c"]) or endian != "little":
+        _refuse(
+            what,
+            f"an index packed by {kinds}, {endian} endian",
+            "bytes, little endian, and crc32c or nothing",
+        )
+    first = str(getattr(sharding.index_location, "value", "end")) == "start"
+    return first, len(kinds) == 2
 
 
 def _bounded_array(

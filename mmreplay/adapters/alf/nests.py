@@ -264,19 +264,10 @@ def subnest(nest: Any, name: Any) -> Any:
         return nest
     part = nest
     for word in name.split(".") if isinstance(name, str) else [name]:
-        inner = children(part)
         try:
-            if inner is None:
-                raise LookupError(word)
-            if hasattr(part, "_fields"):
-                part = getattr(part, word)
-            elif isinstance(part, dict):
-                keys = {str(key): key for key in part}
-                part = part[word] if word in part else part[keys[word]]
-            else:
-                part = part[int(word)]
+            part = _child(part, word)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            known = [str(key) for key in inner or ()]
+            known = [str(key) for key in children(part) or ()]
             if hasattr(part, "_fields"):
                 of_class = ((n, getattr(type(part), n)) for n in dir(type(part)))
                 known += [n for n, value in of_class if isinstance(value, property)]
@@ -291,6 +282,18 @@ def subnest(nest: Any, name: Any) -> Any:
                 f"{type(leaf).__name__}. Name the fields that it is computed from."
             )
     return part
+
+
+def _child(nest: Any, word: Any) -> Any:
+    """Return a child by attribute, key or number, or raise the error of that."""
+    if children(nest) is None:
+        raise LookupError(word)
+    if hasattr(nest, "_fields"):
+        return getattr(nest, word)
+    if isinstance(nest, dict):
+        keys = {str(key): key for key in nest}
+        return nest[word] if word in nest else nest[keys[word]]
+    return nest[int(word)]
 
 
 def is_scalar(field: Field) -> bool:

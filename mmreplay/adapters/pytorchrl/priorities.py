@@ -153,15 +153,13 @@ class SequencePriorities(SequenceStorage):
     def _retained_columns(self, first: int, stop: int) -> Columns:
         if not self.recurrent_actor:
             return {}
-        assert self._ring is not None
-        envs, rows = np.arange(self._ring.num_envs), np.arange(first, stop)[:, None]
-        return {PRIORITY: self._ring.get_field(PRIORITY, envs, rows)}
+        envs, rows = np.arange(self._made.num_envs), np.arange(first, stop)[:, None]
+        return {PRIORITY: self._made.get_field(PRIORITY, envs, rows)}
 
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
-        assert self._ring is not None
         if self.alpha == 0:
             return self._evenly(starts, count)
-        envs = np.arange(self._ring.num_envs)[:, None]
+        envs = np.arange(self._made.num_envs)[:, None]
         shares = to_masses(self._errors(envs, starts).reshape(-1), self.alpha)
         if not shares.any():
             raise EmptyError(
@@ -183,8 +181,7 @@ class SequencePriorities(SequenceStorage):
 
     def _errors(self, envs: Ids, starts: Ids) -> NDArray[np.float64]:
         """Errors of sequences, float64 ``[E, S]``."""
-        assert self._ring is not None
-        errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
+        errors = self._made.get_field(PRIORITY, envs, starts).astype(np.float64)
         errors[errors == 0] = max(float(self.error), float(errors.max()))
         errors[errors == KNOWN_ZERO] = 0
         return errors
@@ -194,9 +191,8 @@ class SequencePriorities(SequenceStorage):
 
         A row of no whole sequence has the default error.
         """
-        assert self._ring is not None
         assert self._grid is not None
-        num_envs, rows = self._ring.num_envs, np.arange(first, stop)
+        num_envs, rows = self._made.num_envs, np.arange(first, stop)
         found = np.full((len(rows), num_envs), float(self.error))
         starts = self._grid.starts(*self._alive())
         if len(starts):
@@ -218,7 +214,6 @@ class SequencePriorities(SequenceStorage):
         Raises:
             SchemaError: They are of another number, negative, or not finite.
         """
-        assert self._ring is not None
         lengths = (self.sequence_length, self.non_overlap_length)
         counts = [len(sequences) * length for length in lengths]
         with np.errstate(over="ignore"):
@@ -233,11 +228,11 @@ class SequencePriorities(SequenceStorage):
         by_sequence = errors.reshape(len(sequences), -1)
         mixed = HIGHEST * by_sequence.max(1) + (1 - HIGHEST) * by_sequence.mean(1)
         # Overwritten sequences are skipped.
-        there = sequences[:, 1] >= self._ring.span.first[sequences[:, 0]]
+        there = sequences[:, 1] >= self._made.span.first[sequences[:, 0]]
         env_ids, positions = sequences[there].T
         kept = mixed[there].astype(np.float32)
         kept[kept == 0] = KNOWN_ZERO
-        self._ring.write_field(PRIORITY, env_ids, positions, kept)
+        self._made.write_field(PRIORITY, env_ids, positions, kept)
 
 
 def priorities_of(sampler: PrioritizedSampler, first: int, stop: int) -> list[NDArray[np.float32]]:

@@ -92,11 +92,10 @@ class RingStorage(RowStorage):
 
     def _go_on(self) -> None:
         """Take over a ring that was there; a smaller one grows."""
-        assert self._ring is not None
-        if self._ring.capacity < self._max_size:
-            self._ring.resize(self._max_size)
-        self._max_size = self._ring.capacity
-        self._mark = self._cut_at = int(self._ring.heads[0])
+        if self._made.capacity < self._max_size:
+            self._made.resize(self._max_size)
+        self._max_size = self._made.capacity
+        self._mark = self._cut_at = int(self._made.heads[0])
         self._recall()
 
     @classmethod
@@ -178,9 +177,8 @@ class RingStorage(RowStorage):
         columns = self._columns(sample)
         if self._ring is None:
             self._make({path: value[None] for path, value in columns.items()})
-        assert self._ring is not None
         self._keep(1)
-        self._ring.add(self._known(self._narrowed(columns)))
+        self._made.add(self._known(self._narrowed(columns)))
 
     def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
         """Insert many steps; of more than `max_size` the last ones stay.
@@ -223,9 +221,8 @@ class RingStorage(RowStorage):
         """Insert steps that follow those that are there, ``[T, num_proc, *shape]``."""
         if self._ring is None:
             self._make(columns)
-        assert self._ring is not None
         self._keep(len(next(iter(columns.values()))))
-        self._ring.extend(self._known(self._narrowed(columns)))
+        self._made.extend(self._known(self._narrowed(columns)))
 
     def _owns(self, rows: tuple[int, int]) -> bool:
         """Return whether these are the rows that were forgotten."""
@@ -234,8 +231,7 @@ class RingStorage(RowStorage):
     def _keep(self, coming: int) -> None:
         """Read what was taken out and not looked at before it is overwritten."""
         for each in list(self._slices.values()):
-            assert self._ring is not None
-            if each.range[0] + self.max_size < int(self._ring.heads[0]) + coming:
+            if each.range[0] + self.max_size < int(self._made.heads[0]) + coming:
                 each.loaded()
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> dict[str, Any]:
@@ -276,17 +272,16 @@ class RingStorage(RowStorage):
         """Take out what was forgotten, and keep what is older."""
         if self._forgotten is None:
             return
-        assert self._ring is not None
         self._keep(self.max_size)
         first, stop = self._alive()
         self._forgotten = None
-        shift = int(self._ring.heads[0]) - first
+        shift = int(self._made.heads[0]) - first
         if stop > first:
             self._copying(first, stop, shift)
             self._copy_forward(first, stop)
         else:
-            self._ring.clear()
-        self._mark = self._cut_at = int(self._ring.heads[0])
+            self._made.clear()
+        self._mark = self._cut_at = int(self._made.heads[0])
         self._moved(shift)
 
     def _copying(self, first: int, stop: int, shift: int) -> None:
@@ -301,19 +296,18 @@ class RingStorage(RowStorage):
         Published rows are never unwritten. Rows are read before their place comes to
         be overwritten, as both go on at one pace.
         """
-        assert self._ring is not None
-        self._ring.end_episodes()
-        for begin, end, apart in uninterrupted_ranges(self._ring, first, stop):
+        self._made.end_episodes()
+        for begin, end, apart in uninterrupted_ranges(self._made, first, stop):
             columns = self._columns(self.read(begin, end))
             columns |= self._retained_columns(begin, end)
             if apart:
-                self._ring.end_episodes()
-            self._ring.extend(self._known(self._narrowed(columns)))
-        self._ring.end_episodes()
+                self._made.end_episodes()
+            self._made.extend(self._known(self._narrowed(columns)))
+        self._made.end_episodes()
         kept = stop - first
-        gone = int(self._ring.span.lengths[0]) - kept
+        gone = int(self._made.span.lengths[0]) - kept
         if gone:
-            self._ring.dequeue(gone)
+            self._made.dequeue(gone)
 
     def _retained_columns(self, first: int, stop: int) -> Columns:
         """Return what is copied with rows beside pytorchrl's keys."""

@@ -52,6 +52,12 @@ class RowStorage(Hooks, PickledByPath):
     def _transforms(self) -> tuple[Transform, ...]:
         return ()
 
+    @property
+    def _made(self) -> Ring:
+        """The ring, where a row has declared it."""
+        assert self._ring is not None
+        return self._ring
+
     def init_tensors(self, sample: Mapping[str, Any]) -> None:
         """Make the ring for transitions like a sample, ``[num_proc, *shape]`` each.
 
@@ -79,11 +85,10 @@ class RowStorage(Hooks, PickledByPath):
 
     def _recall(self) -> None:
         """Restore the state that an existing ring does not store."""
-        assert self._ring is not None
-        unstored = self._ring.metadata.user.get(KEY, {}).get(UNSTORED, {})
+        unstored = self._made.metadata.user.get(KEY, {}).get(UNSTORED, {})
         for path, shape in unstored.items():
             put(self._empty, path, np.zeros(shape, np.float32))
-        self._nested = any("/" in path for path in self._ring.schema.paths)
+        self._nested = any("/" in path for path in self._made.schema.paths)
 
     def _columns(self, sample: Mapping[str, Any], lead: int = 0) -> Columns:
         """Values of a transition, or of a slice (lead 1), by path, as they are kept."""
@@ -142,8 +147,7 @@ class RowStorage(Hooks, PickledByPath):
 
     def _planned(self) -> tuple[str, ...]:
         """Keys to be stored of every transition, if that is all there is to do."""
-        assert self._ring is not None
-        paths = self._ring.schema.fields.keys() - {ENDED}
+        paths = self._made.schema.fields.keys() - {ENDED}
         plain = paths <= set(self.storage_tensors)
         plain &= all(key in self._empty for key in self._unstored)
         # A subclass may make other values of what it is given.
@@ -187,8 +191,7 @@ class RowStorage(Hooks, PickledByPath):
 
     def _known(self, columns: Columns) -> dict[str, Any]:
         """Values under the ring's paths, nested; keys of later samples are let go."""
-        assert self._ring is not None
-        paths = self._ring.schema.fields.keys()
+        paths = self._made.schema.fields.keys()
         known = {path: columns[path] for path in paths if path in columns}
         return known if not self._nested else unflatten(known)
 
@@ -197,9 +200,8 @@ class RowStorage(Hooks, PickledByPath):
 
         What is no whole number is left as it is, for the ring to refuse.
         """
-        assert self._ring is not None
         found = dict(columns)
-        for path, field in self._ring.schema.fields.items():
+        for path, field in self._made.schema.fields.items():
             if path in found and found[path].dtype != field.numpy in NARROW:
                 with np.errstate(invalid="ignore"):
                     cast = found[path].astype(field.numpy)
@@ -233,6 +235,5 @@ class RowStorage(Hooks, PickledByPath):
 
     @property
     def _paths(self) -> tuple[str, ...]:
-        assert self._ring is not None
         ours = (ENDED, PRIORITY)
-        return tuple(path for path in self._ring.schema.paths if path not in ours)
+        return tuple(path for path in self._made.schema.paths if path not in ours)

@@ -191,15 +191,13 @@ class SequenceStorage(RingStorage):
         """Restore the grid; a new writer begins a part of it."""
         super()._recall()
         if self._grid is not None:
-            assert self._ring is not None
-            origins = self._ring.statistics.get(KEY, {}).get("grid", [0])
+            origins = self._made.statistics.get(KEY, {}).get("grid", [0])
             self._grid.origins = [int(origin) for origin in origins]
-            self._start(int(self._ring.heads[0]))
+            self._start(int(self._made.heads[0]))
 
     def _note(self) -> None:
         """Store grid and gammas with the data, without those of overwritten rows."""
-        assert self._ring is not None
-        first = int(self._ring.span.first[0])
+        first = int(self._made.span.first[0])
         state: dict[str, Any] = {}
         if self._grid is not None:
             past = [n for n, origin in enumerate(self._grid.origins) if origin <= first]
@@ -208,7 +206,7 @@ class SequenceStorage(RingStorage):
         if self._gammas is not None:
             self._gammas.forget(first)
             state[GAMMAS] = [self._gammas.begins, self._gammas.values]
-        self._ring.set_statistics({**self._ring.statistics, KEY: state})
+        self._made.set_statistics({**self._made.statistics, KEY: state})
 
     def _start(self, position: int) -> None:
         """Restart the grid."""
@@ -319,9 +317,8 @@ class SequenceStorage(RingStorage):
 
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
         """Draw sequences uniformly: environments, starts, and the batch's extras."""
-        assert self._ring is not None
         chosen = starts[self._random.integers(len(starts), size=count)]
-        return self._random.integers(self._ring.num_envs, size=count), chosen, {}
+        return self._random.integers(self._made.num_envs, size=count), chosen, {}
 
     def _folded(
         self, env_ids: Ids, starts: Ids, stop: int, fields: dict[str, NDArray[Any]]
@@ -331,9 +328,8 @@ class SequenceStorage(RingStorage):
         As `NStep` does, except that a row's steps may lie in two sequences. Where steps
         are missing, ``n_step`` counts the summed steps.
         """
-        assert self._ring is not None
         assert self._grid is not None
-        ring, envs = self._ring, env_ids[:, None, None]
+        ring, envs = self._made, env_ids[:, None, None]
         sequences, there = self._grid.following(starts, stop)
         ends = ring.get_field(ENDED, envs, sequences).astype(bool)
         rewards = ring.get_field(REW, envs, sequences)

@@ -325,9 +325,8 @@ class NStepReplayBuffer(ReplayBuffer):
 
     def _make(self, columns: Columns) -> None:
         super()._make(columns)
-        assert self._ring is not None
         assert self._gammas is not None
-        _gammas_of[self._ring] = self._gammas
+        _gammas_of[self._made] = self._gammas
         if self._n_step > 1:
             self._note()
 
@@ -337,19 +336,18 @@ class NStepReplayBuffer(ReplayBuffer):
             self._gammas = _gammas_of[self._ring]
 
     def _recall(self) -> None:
-        assert self._ring is not None
         assert self._gammas is not None
-        head, gamma = int(self._ring.heads[0]), self.gamma
-        stored = self._ring.statistics.get(KEY, {}).get(GAMMAS)
-        if self._ring in _gammas_of:
-            self._gammas = _gammas_of[self._ring]
+        head, gamma = int(self._made.heads[0]), self.gamma
+        stored = self._made.statistics.get(KEY, {}).get(GAMMAS)
+        if self._made in _gammas_of:
+            self._gammas = _gammas_of[self._made]
         elif stored:
             self._gammas = Gammas(gamma)
             begins = [int(position) for position in stored[0]]
             self._gammas.restore(begins, [float(each) for each in stored[1]])
         # After a power cut, positions above the head are of rows to come.
         self._gammas.begin(head, gamma)
-        _gammas_of[self._ring] = self._gammas
+        _gammas_of[self._made] = self._gammas
         super()._recall()
         if self._n_step > 1:
             self._note()
@@ -388,8 +386,7 @@ class NStepReplayBuffer(ReplayBuffer):
         Returns:
             Steps that are summed, int64 ``[B]``, and sums, float64 ``[B, features]``.
         """
-        assert self._ring is not None
-        ring, envs = self._ring, env_ids[:, None]
+        ring, envs = self._made, env_ids[:, None]
         steps = positions[:, None] + np.arange(self.n_step + 1)
         written = steps < ring.heads[envs]
         steps = np.minimum(steps, ring.heads[envs] - 1)
@@ -542,9 +539,8 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
     @property
     def _prioritized(self) -> PrioritizedSampler:
         """The sampler with the priorities of steps."""
-        assert self._ring is not None
-        assert isinstance(self._ring.sampler, PrioritizedSampler)
-        return self._ring.sampler
+        assert isinstance(self._made.sampler, PrioritizedSampler)
+        return self._made.sampler
 
     def _sampler(self) -> Sampler:
         if self.recurrent_actor:
@@ -579,10 +575,9 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
 
     def _step_errors(self, first: int, stop: int) -> list[NDArray[np.float32]]:
         """Errors of rows ``[first, stop)``, float32 ``[T]`` of each environment."""
-        assert self._ring is not None
         sampler = self._prioritized
-        with self._ring.view.lock:
-            sampler.priorities.follow(self._ring.view)
+        with self._made.view.lock:
+            sampler.priorities.follow(self._made.view)
             return priorities_of(sampler, first, stop)
 
     def _next_to(self, first: int, stop: int) -> dict[str, Any]:
@@ -625,11 +620,10 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             )
         sequences = batch.pop("idxs")
         errors = array_of(info[ALGORITHM]["errors"]).reshape(-1) + self.epsilon
-        assert self._ring is not None
         if self.recurrent_actor:
             self._learned(sequences, errors)
             return info
-        view = self._ring.view
+        view = self._made.view
         with view.lock:
             self._prioritized.update_priorities(view, sequences[:, 0], sequences[:, 1], errors)
         return info
@@ -728,9 +722,8 @@ class EREBuffer(PERBuffer):
 
     @property
     def _emphasizing(self) -> EmphasizingSampler:
-        assert self._ring is not None
-        assert isinstance(self._ring.sampler, EmphasizingSampler)
-        return self._ring.sampler
+        assert isinstance(self._made.sampler, EmphasizingSampler)
+        return self._made.sampler
 
     @property
     def _prioritized(self) -> PrioritizedSampler:
@@ -765,8 +758,7 @@ class EREBuffer(PERBuffer):
         return weights
 
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
-        assert self._ring is not None
-        num_envs = self._ring.num_envs
+        num_envs = self._made.num_envs
         if num_envs * self.size < self.cmin:
             env_ids, chosen, extra = self._evenly(starts, count)
             return env_ids, chosen, {**extra, "ck": len(starts)}

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import kernels
 from mmreplay.batch import Batch
 from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL
-from mmreplay.episodes.starts import NarrowedStarts, StartView
+from mmreplay.episodes.starts import NarrowedStarts, StartTable, StartView
 from mmreplay.errors import CorruptError, EmptyError, SchemaError
-from mmreplay.kernels.steps import StartTable
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.random import shares
 
 STRATEGIES = ("future", "final", "episode")
 GOALS = 1
@@ -37,7 +36,6 @@ TAG = "\0"
 """Key that marks values which JSON cannot express."""
 
 Ids = NDArray[np.int64]
-_steps = kernels.load("steps")
 
 
 class EndedStarts(NarrowedStarts):
@@ -71,6 +69,10 @@ class EndedStarts(NarrowedStarts):
             self._ends: Ids = np.cumsum(self._high - low)
             self.num_illegal = int(self._starts.lengths.sum() - self._ends[-1])
         self.num_legal = int(self._starts.lengths.sum()) - self.num_illegal
+
+    def still(self, view: StartView, closed: Ids) -> bool:
+        """Whether it was made of this moment of the view, and of the same array."""
+        return self.closed is closed and self.view_starts is view.starts
 
     @property
     def starts(self) -> Span:
@@ -145,11 +147,7 @@ class Hindsight:
                 with view.lock:
                     view.check_current()
                     moment, ended = view.limits_before, self._ended
-                    if (
-                        ended is None
-                        or ended.closed is not closed
-                        or ended.view_starts is not view.starts
-                    ):
+                    if ended is None or not ended.still(view, closed):
                         ended = self._ended = EndedStarts(view, closed)
                     if ended.num_legal < 1:
                         raise EmptyError(
@@ -171,12 +169,10 @@ class Hindsight:
                     first = begin[real:]
                 if strategy == "final":
                     first = stop - 1
-                shares = np.empty(num_virtual)
-                _steps.shares(drawn.key, GOALS, shares)
                 lengths = stop - first
-                shares *= lengths
+                numbers = shares(drawn.key, GOALS, num_virtual) * lengths
                 # A share just below 1 may be rounded up to the length.
-                goals = np.minimum(shares.astype(np.int64), lengths - 1)
+                goals = np.minimum(numbers.astype(np.int64), lengths - 1)
                 goals += first
                 every = np.concatenate([env_ids, ids])
                 rows = np.concatenate([positions, goals])

@@ -304,10 +304,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         for apart in (moved, steps.apart(now)):
             if len(apart):
                 ring.end_episodes(apart)
-        if final is None:
-            ring.add(step)
-        else:
-            ring.add(step, final_observation=final)
+        ring.add(step, final_observation=final)
         steps.lead_to(then, ended)
         # Another adapter may have published other heads by now.
         self._heads = heads + 1 if final is None else heads + 1 + ended
