@@ -19,6 +19,8 @@
 PYTHON ?= python3
 TESTS ?= not slow and not left_out and not peer and not gpu
 PYTEST_ARGS ?=
+# Processes. The cases of one file run in one of them, which makes what they share once.
+JOBS ?= auto
 # A version of Ray; none is that of tests/on_ray/constraints.txt.
 RAY ?=
 RAY_TESTS ?= tests/on_ray
@@ -46,12 +48,13 @@ ifeq ($(PART),ray)
 test: ray
 else
 test: .venv/dev.ready
-	$(BIN)/python -m pytest $(PART:%=tests/%) -m "$(TESTS)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PART:%=tests/%) -m "$(TESTS)" -n $(JOBS) --dist loadfile \
+	  $(PYTEST_ARGS)
 endif
 
 test-core: .venv/dev.ready
 	$(BIN)/python -m pytest tests $(SATELLITES:%=--ignore=tests/%) -m "$(TESTS)" \
-	  $(PYTEST_ARGS)
+	  -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 docs: $(DOCS_READY)
 	$(BIN)/python -m tools.docs_site

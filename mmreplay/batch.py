@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from mmreplay.errors import SchemaError, shown
+import numpy as np
+
+from mmreplay.errors import SchemaError, refuse_masked, shown
 from mmreplay.nesting import SEPARATOR, meant, under, unflatten
 from mmreplay.notebook import html_table
-from mmreplay.ragged import Ragged
+from mmreplay.ragged import Memory, Ragged, join_columns
+from mmreplay.schema.convert import on_host
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import device as Device
 
 Array = Any
@@ -24,6 +28,19 @@ DRAWN = frozenset(("env_ids", "positions", "probabilities", "weights"))
 
 OWN = DRAWN | {"mask", "key", "window_positions", "offsets", "buffer_ids"}
 """Attributes of a batch that hold numbers, as fields do."""
+
+Fragment: TypeAlias = tuple[int, int, int]
+"""Rows of a part that follow each other in a joined batch: which part, the first row,
+and one past the last."""
+
+
+class SharedRows(Protocol):
+    """Memory that the parts of a batch were gathered into, each its own rows."""
+
+    def joined(
+        self, columns: Sequence[Array], name: str, order: Sequence[Fragment] | None = None
+    ) -> Array | None:
+        """Return one array of the rows of a field; None where they are not there."""
 
 
 @dataclass(slots=True, repr=False)  # frozen, each costs a microsecond more
@@ -229,6 +246,114 @@ class Batch:
                 found[SEPARATOR.join(names[:depth])] = None
         return list(found)
 
+    @classmethod
+    def join(
+        cls,
+        parts: Sequence[Batch],
+        order: Sequence[Fragment] | None = None,
+        *,
+        pad: bool = False,
+        memory: Memory | None = None,
+        shared: SharedRows | None = None,
+    ) -> Batch:
+        """Join batches to one, whose key is 0.
+
+        Args:
+            parts: At least one, all of arrays or all of tensors. What is read-only is
+                copied, also where it is the only part.
+            order: Rows of the parts in the order that is wanted; by default those of
+                one part after another.
+            pad: They are padded episodes; pad all to the longest.
+            memory: Where arrays of fields come from.
+            shared: What the parts were gathered into, if they were: such rows are not
+                copied.
+
+        Raises:
+            SchemaError: Their fields or windows differ.
+
+        Example:
+            >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+            >>> len(mr.Batch.join([buffer.sample(32), buffer.sample(8)]))
+            40
+        """
+        if pad:
+            longest = max(_window_length(part) for part in parts)
+            parts = [_padded(part, longest) for part in parts]
+        first = parts[0]
+        forms = _forms(first)
+        for part in parts:
+            differ = part is not first and _forms(part) != forms
+            if not differ and part.offsets is None:
+                continue
+            # As text for the message alone: to write it takes as long as to join.
+            name, mine, other = "fields", str(_shapes(part)), str(_shapes(first))
+            if not differ:
+                name, mine, other = "episodes", "False", "True"
+            raise SchemaError(
+                f"concat: {name} are {mine} in one buffer and {other} in the first. Give "
+                "all buffers the same transforms and the same kind of sampler, of single "
+                "steps or of windows of one length."
+            )
+
+        def joined(columns: list[Array], memory: Memory | None = None) -> Array:
+            if order is not None:
+                columns = [columns[number][first:stop] for number, first, stop in order]
+            return join_columns(columns, memory=memory)
+
+        def column(name: str) -> Array:
+            columns = [getattr(part, name) for part in parts]
+            return None if columns[0] is None else joined(columns)
+
+        fields = {}
+        for path, array in first.fields.items():
+            columns = [part.fields[path] for part in parts]
+            whole = None
+            if shared is not None and not isinstance(array, Ragged):
+                whole = shared.joined(columns, path, order)
+            fields[path] = joined(columns, memory) if whole is None else whole
+        return replace(
+            first,
+            fields=fields,
+            env_ids=column("env_ids"),
+            positions=column("positions"),
+            probabilities=column("probabilities"),
+            weights=column("weights"),
+            mask=column("mask"),
+            window_positions=column("window_positions"),
+            buffer_ids=column("buffer_ids"),
+            key=0,
+            buffer=b"",
+        )
+
+    def select(self, rows: NDArray[np.int64]) -> Batch:
+        """Return some steps, or windows, as numpy arrays.
+
+        Args:
+            rows: int64 ``[N]``, which of them.
+
+        Example:
+            >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+            >>> buffer.sample(32).select(np.array([3, 0]))["observation"].shape
+            (2, 4)
+        """
+
+        def some(array: Array) -> Array:
+            if array is None:
+                return None
+            return (array.numpy() if isinstance(array, Ragged) else as_numpy(array))[rows]
+
+        return replace(
+            self,
+            fields={path: some(array) for path, array in self.fields.items()},
+            env_ids=some(self.env_ids),
+            positions=some(self.positions),
+            probabilities=some(self.probabilities),
+            weights=some(self.weights),
+            mask=some(self.mask),
+            window_positions=some(self.window_positions),
+            buffer_ids=some(self.buffer_ids),
+        )
+
     def torch(self, device: str | Device | None = None) -> Batch:
         """Return the batch as tensors, on the CPU without a copy.
 
@@ -294,6 +419,63 @@ class Batch:
             offsets=None if self.offsets is None else change(self.offsets),
             buffer_ids=None if self.buffer_ids is None else change(self.buffer_ids),
         )
+
+
+def as_numpy(values: Any) -> NDArray[Any]:
+    """Return an array, also of a tensor that is on a device or has a gradient."""
+    if hasattr(values, "detach"):
+        values = on_host(values).numpy()
+    refuse_masked(values, "values")
+    return np.asarray(values)
+
+
+def _padded(batch: Batch, length: int) -> Batch:
+    """Pad windows to a length with their last step, which the mask then leaves out."""
+    missing = length - _window_length(batch)
+
+    def repeat_last(array: Array) -> Array:
+        return join_columns([array, *[array[:, -1:]] * missing], 1)
+
+    def append_false(array: Array) -> Array:
+        last = array[:, -1:]
+        return join_columns([array, *[last & ~last] * missing], 1)
+
+    return replace(
+        batch,
+        fields={
+            path: (
+                append_false(array)
+                if path == "is_first" and "bool" in str(array.dtype)
+                else repeat_last(array)
+            )
+            for path, array in batch.fields.items()
+        },
+        mask=append_false(batch.mask),
+        window_positions=repeat_last(batch.window_positions),
+    )
+
+
+def _window_length(batch: Batch) -> int:
+    assert batch.mask is not None
+    return int(batch.mask.shape[1])
+
+
+def _forms(batch: Batch) -> dict[str, tuple[Any, ...]]:
+    """Dtype and shape of a step of each field."""
+    return {
+        path: (a.dtype, a.shape[1:], a.inner) if isinstance(a, Ragged) else (a.dtype, a.shape[1:])
+        for path, a in batch.fields.items()
+    }
+
+
+def _shapes(batch: Batch) -> dict[str, str]:
+    """Dtype and shape of a step of each field, as text."""
+    return {
+        path: array.form.replace(f"[{array.shape[0]}, ", "[", 1)
+        if isinstance(array, Ragged)
+        else f"{array.dtype}{list(array.shape[1:])}"
+        for path, array in sorted(batch.fields.items())
+    }
 
 
 def _form(array: Array) -> tuple[str, str]:

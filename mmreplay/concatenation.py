@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import integer, one_of
-from mmreplay.batch import Batch
+from mmreplay.batch import Batch, as_numpy
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import EmptyError, SchemaError, refuse_masked, shown
-from mmreplay.ragged import Ragged
+from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.samplers.base import (
     GROUPS,
     PADDED,
@@ -50,7 +49,6 @@ from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, parts, same, stored_integer
 from mmreplay.samplers.uses import counters_in
 from mmreplay.schema import Schema
-from mmreplay.schema.convert import on_host
 
 Ids = NDArray[np.int64]
 T = TypeVar("T", bound=Sized)
@@ -241,7 +239,7 @@ class Concat:
         """
 
         def join(batches: list[Batch]) -> Batch:
-            return self.weighed(join_batches(batches, pad=self.pads))
+            return self.weighed(Batch.join(batches, pad=self.pads))
 
         batch = self.each(batch_size, self._sample, join)
         # Not before: of a batch that fails no buffer has handed out a step.
@@ -473,7 +471,7 @@ class Concat:
         # From buffer by buffer back to the order of the arguments.
         back = np.argsort(order, kind="stable")
         probabilities = np.full(len(ids), 1 / max(1, len(ids)))
-        return select_rows(join_batches(batches), back, probabilities)
+        return replace(Batch.join(batches).select(back), probabilities=probabilities)
 
     def _check_buffer_ids(self, ids: NDArray[np.generic]) -> None:
         integers = ids.ndim == 1 and len(ids) and ids.dtype.kind in "iu"
@@ -525,7 +523,7 @@ class Concat:
         for number in np.unique(ids).tolist():
             if prioritized[number]:
                 rows = np.flatnonzero(ids == number)
-                updates[number] = select_rows(bare, rows), numbers[rows]
+                updates[number] = bare.select(rows), numbers[rows]
         # Every value is checked before the first buffer accepts any.
         for number, (some, priorities) in updates.items():
             buffer = self.buffers[number]
@@ -702,147 +700,6 @@ def join_draws(draws: Sequence[BufferDraw], pad: bool) -> ConcatDraw:
             for one, longer in zip(draws, padded(windows), strict=True)
         ]
     return ConcatDraw(tuple(draws))
-
-
-def join_batches(
-    batches: Sequence[Batch], concatenate: Callable[..., Any] = np.concatenate, *, pad: bool = False
-) -> Batch:
-    """Join batches of several buffers, one after the other.
-
-    Args:
-        batches: At least one, all numpy arrays or all tensors.
-        concatenate: Joins arrays of their kind, along an axis.
-        pad: They are padded episodes; pad all to the longest.
-
-    Raises:
-        SchemaError: Their fields or windows differ.
-    """
-    if pad:
-        longest = max(_window_length(batch) for batch in batches)
-        batches = [_pad(batch, longest, concatenate) for batch in batches]
-    first = batches[0]
-    forms = _forms(first)
-    for batch in batches:
-        differ = batch is not first and _forms(batch) != forms
-        if not differ and batch.offsets is None:
-            continue
-        # As text for the message alone: to write it takes as long as to join.
-        name, mine, other = "fields", str(_shapes(batch)), str(_shapes(first))
-        if not differ:
-            name, mine, other = "episodes", "False", "True"
-        raise SchemaError(
-            f"concat: {name} are {mine} in one buffer and {other} in the first. Give "
-            "all buffers the same transforms and the same kind of sampler, of single "
-            "steps or of windows of one length."
-        )
-
-    def join(arrays: list[Any]) -> Any:
-        if isinstance(arrays[0], Ragged):
-            return Ragged.concatenate(arrays)
-        return None if arrays[0] is None else concatenate(arrays)
-
-    def column(name: str) -> Any:
-        return join([getattr(batch, name) for batch in batches])
-
-    return replace(
-        first,
-        fields={path: join([batch.fields[path] for batch in batches]) for path in first.fields},
-        env_ids=column("env_ids"),
-        positions=column("positions"),
-        probabilities=column("probabilities"),
-        weights=column("weights"),
-        mask=column("mask"),
-        window_positions=column("window_positions"),
-        buffer_ids=column("buffer_ids"),
-        key=0,
-        buffer=b"",
-    )
-
-
-def _pad(batch: Batch, length: int, concatenate: Callable[..., Any]) -> Batch:
-    """Pad windows to a length with their last step, which the mask then leaves out."""
-    missing = length - _window_length(batch)
-
-    def repeat_last(array: Any) -> Any:
-        if isinstance(array, Ragged):
-            return Ragged.concatenate([array, *[array[:, -1:]] * missing], 1)
-        return concatenate([array, *[array[:, -1:]] * missing], 1)
-
-    def append_false(array: Any) -> Any:
-        last = array[:, -1:]
-        return concatenate([array, *[last & ~last] * missing], 1)
-
-    return replace(
-        batch,
-        fields={
-            path: (
-                append_false(array)
-                if path == "is_first" and "bool" in str(array.dtype)
-                else repeat_last(array)
-            )
-            for path, array in batch.fields.items()
-        },
-        mask=append_false(batch.mask),
-        window_positions=repeat_last(batch.window_positions),
-    )
-
-
-def _window_length(batch: Batch) -> int:
-    assert batch.mask is not None
-    return int(batch.mask.shape[1])
-
-
-def _forms(batch: Batch) -> dict[str, tuple[Any, ...]]:
-    """Dtype and shape of a step of each field."""
-    return {
-        path: (a.dtype, a.shape[1:], a.inner) if isinstance(a, Ragged) else (a.dtype, a.shape[1:])
-        for path, a in batch.fields.items()
-    }
-
-
-def _shapes(batch: Batch) -> dict[str, str]:
-    """Dtype and shape of a step of each field, as text."""
-    return {
-        path: array.form.replace(f"[{array.shape[0]}, ", "[", 1)
-        if isinstance(array, Ragged)
-        else f"{array.dtype}{list(array.shape[1:])}"
-        for path, array in sorted(batch.fields.items())
-    }
-
-
-def select_rows(batch: Batch, rows: Ids, probabilities: Any = None) -> Batch:
-    """Return some rows of a batch, as numpy arrays.
-
-    Args:
-        batch: Of arrays or tensors.
-        rows: int64 ``[N]``.
-        probabilities: Replace those of the rows.
-    """
-
-    def select(array: Any) -> Any:
-        if isinstance(array, Ragged):
-            return array.numpy()[rows]
-        return None if array is None else as_numpy(array)[rows]
-
-    return replace(
-        batch,
-        fields={path: select(array) for path, array in batch.fields.items()},
-        env_ids=select(batch.env_ids),
-        positions=select(batch.positions),
-        probabilities=(select(batch.probabilities) if probabilities is None else probabilities),
-        weights=select(batch.weights),
-        mask=select(batch.mask),
-        window_positions=select(batch.window_positions),
-        buffer_ids=select(batch.buffer_ids),
-    )
-
-
-def as_numpy(values: Any) -> NDArray[Any]:
-    """Return an array, also of a tensor that is on a device or has a gradient."""
-    if hasattr(values, "detach"):
-        values = on_host(values).numpy()
-    refuse_masked(values, "values")
-    return np.asarray(values)
 
 
 def check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None:

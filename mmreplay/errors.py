@@ -426,11 +426,7 @@ def shown(value: Any) -> str:
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
     if isinstance(value, list | tuple | set | frozenset) and len(value) <= 8:
-        text = f"[{', '.join(shown(each) for each in value)}]"
-        if isinstance(value, tuple):
-            text = f"({text[1:-1]}{',' if len(value) == 1 else ''})"
-        elif not isinstance(value, list):
-            text = f"{{{text[1:-1]}}}" if value else f"{type(value).__name__}()"
+        text = _items(value)
         return text if len(text) <= 80 else type(value).__name__
     plain = isinstance(value, int | float | complex | slice | type | Enum | PurePath)
     few = type(value).__module__ == "numpy" and getattr(value, "size", 1) <= 8
@@ -438,6 +434,16 @@ def shown(value: Any) -> str:
         text = repr(value)
         return text if len(text) <= 80 and "\n" not in text else type(value).__name__
     return "{}" if isinstance(value, dict) and not value else type(value).__name__
+
+
+def _items(value: list[Any] | tuple[Any, ...] | set[Any] | frozenset[Any]) -> str:
+    """Items as messages show them, in the brackets of their type."""
+    items = ", ".join(shown(each) for each in value)
+    if isinstance(value, list):
+        return f"[{items}]"
+    if isinstance(value, tuple):
+        return f"({items}{',' if len(value) == 1 else ''})"
+    return f"{{{items}}}" if value else f"{type(value).__name__}()"
 
 
 def refuse_masked(value: object, name: str) -> None:

@@ -348,5 +348,5 @@ def _field_plan(path: str, field: Field, placement: RecordLayout, rows: int) -> 
         kind = field.description
     if path in placement.served:
         return FieldPlan(path, kind, FLAGS, 0, 0)
-    file = placement.large.get(path, RECORDS)
+    file = placement.file_of(path)
     return FieldPlan(path, kind, file, field.nbytes, rows * field.nbytes)

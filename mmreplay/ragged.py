@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 import numpy as np
 
@@ -22,6 +22,50 @@ if TYPE_CHECKING:
 
 Array = Any
 """``numpy.ndarray``, or ``torch.Tensor`` after `Ragged.tensors`."""
+
+
+class Memory(Protocol):
+    """Hands out arrays, such as a `BufferPool`."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array whose content means nothing."""
+
+
+def join_columns(columns: Sequence[Array], axis: int = 0, memory: Memory | None = None) -> Array:
+    """Join columns of a batch: arrays, tensors or `Ragged`, all of one kind.
+
+    Args:
+        columns: At least one. One alone is returned as it is, or copied where it is
+            read-only.
+        axis: 0 for more steps, 1 for longer windows.
+        memory: Where arrays come from.
+
+    Example:
+        >>> from mmreplay.ragged import join_columns
+        >>> join_columns([np.arange(2), np.arange(3)]).tolist()
+        [0, 1, 0, 1, 2]
+        >>> texts = mr.Ragged(np.arange(3, dtype=np.uint8), [0, 1, 3])
+        >>> join_columns([texts, texts]).lengths.tolist()
+        [1, 2, 1, 2]
+    """
+    first = columns[0]
+    ragged = isinstance(first, Ragged)
+    items = first.values if ragged else first
+    arrays = isinstance(items, np.ndarray)
+    if len(columns) == 1 and not (arrays and not items.flags.writeable):
+        return first
+    if ragged:
+        return Ragged.concatenate(columns, axis)
+    if not arrays:
+        import torch
+
+        return torch.cat(tuple(columns), axis)
+    out = None
+    if memory is not None:
+        shape = list(first.shape)
+        shape[axis] = sum([column.shape[axis] for column in columns])
+        out = memory.empty(tuple(shape), np.result_type(*columns))
+    return np.concatenate(columns, axis, out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

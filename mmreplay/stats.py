@@ -19,7 +19,6 @@ from mmreplay.arguments import integer
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.episodes import BREAK, CUT, END, EnvironmentEpisodes
 from mmreplay.errors import StaleError, called
-from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 
@@ -192,11 +191,8 @@ def numbers_of(values: Any, field: Field) -> NDArray[Any]:
     Returns:
         All elements, bfloat16 as float32; of text and bytes the length of each value.
     """
-    if isinstance(values, Ragged):
-        if field.kind != "array":
-            return np.asarray(values.lengths)
-        values = values.values
-    return widen(values, field)
+    numbers = field.law.numbers(field, values)
+    return np.asarray(values.lengths) if numbers is None else numbers
 
 
 def moments_of(values: NDArray[np.generic]) -> Moments:
@@ -397,8 +393,9 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
     """
     if total.count == 0:
         return np.array([0.0, 1.0])
-    integers = field.numpy.kind in "iub" and field.dtype != "bfloat16"
-    if integers or (total.whole and max(abs(total.min), abs(total.max)) < MAX_WHOLE):
+    if field.law.integers(field) or (
+        total.whole and max(abs(total.min), abs(total.max)) < MAX_WHOLE
+    ):
         # Each bin holds equally many numbers; the last may reach beyond the largest.
         first, count = int(total.min), int(total.max) - int(total.min) + 1
         width = -(-count // bins)

@@ -6,6 +6,7 @@ page shows, and that each block runs, does not.
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -411,3 +412,17 @@ def test_lists_and_tables_of_a_page_begin_after_an_empty_line(page):
     text = re.sub(r"^```.*?^```$", "\n", page.read_text(), flags=re.M | re.S)
     begins = re.findall(r"^(?![-|*\s]|\d\.).+\n(?:[-*] |\||\d\. ).*$", text, re.M)
     assert begins == []
+
+
+def test_each_minimum_version_has_its_reason():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
+    stated = {
+        (match["name"], match["version"])
+        for each in wanted
+        if (match := re.match(r"(?P<name>[a-z0-9-]+)(\[.*\])?>=(?P<version>[0-9.]+)", each))
+    }
+    table = re.findall(
+        r"^\| ([a-z0-9-]+) \| ([0-9.]+) \| \S", (DOCS / "install.md").read_text(), re.M
+    )
+    assert {*table} == stated

@@ -103,6 +103,7 @@ def test_the_adapters_as_such_load_nothing_and_need_no_library():
 
 
 @pytest.mark.parametrize("library", ["alf", "pytorchrl", "sb3", "skrl", "tmrl", "velora"])
+@pytest.mark.sliced(2)
 def test_reading_the_files_of_a_library_loads_no_torch(library):
     loaded = modules_after(f"import mmreplay.adapters.{library}.files")
     assert "mmreplay" in loaded

@@ -59,6 +59,7 @@ def test_free_space_is_that_of_the_disk_that_would_hold_the_path(tmp_path):
 
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd"])
 @pytest.mark.parametrize("num_envs", [1, 3, 40])
+@pytest.mark.sliced(1)
 def test_the_estimate_is_near_what_shards_take(tmp_path, rng, codec, num_envs):
     steps = 4000 // num_envs
     frames = np.repeat(rng.integers(0, 50, (steps, num_envs, 84, 7)), 12, axis=-1)

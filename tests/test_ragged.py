@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import mmreplay as mr
 from mmreplay.batch import Batch
-from mmreplay.concatenation import join_batches, select_rows
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import _rows
 from mmreplay.loader.devices import ToCpu, arrays_of, pack, slab_offsets, unpack, with_tensors
@@ -436,15 +435,35 @@ def test_a_device_is_sent_values_and_offsets(batch):
 
 @KINDS
 def test_batches_of_several_buffers_are_joined(batch, kind):
-    batches, concatenate = [batch, batch], np.concatenate
-    if kind == "tensors":
-        batches, concatenate = [batch.torch(), batch.torch()], torch.cat
-    joined = join_batches(batches, concatenate)
+    part = batch.torch() if kind == "tensors" else batch
+    joined = mr.Batch.join([part, part])
     assert joined["observation/mission"].text() == TEXTS[:3] * 2
     assert joined["reward"].shape == (6,)
-    some = select_rows(joined, np.array([4, 0]))
+    some = joined.select(np.array([4, 0]))
     assert some["observation/mission"].text() == [TEXTS[1], TEXTS[0]]
     assert isinstance(some["observation/mission"].values, np.ndarray)
+
+
+@KINDS
+def test_batches_are_joined_in_any_order_of_their_rows(batch, kind):
+    part = batch.torch() if kind == "tensors" else batch
+    joined = mr.Batch.join([part, part], [(1, 2, 3), (0, 0, 2), (1, 0, 2), (0, 2, 3)])
+    assert joined["observation/mission"].text() == [TEXTS[n] for n in (2, 0, 1, 0, 1, 2)]
+    assert joined.positions.tolist() == [2, 0, 1, 0, 1, 2]
+
+
+def test_a_part_that_is_read_only_is_copied_and_another_is_not(batch):
+    fields = dict(batch.fields)
+    text, reward = fields["observation/mission"], fields["reward"].view()
+    text.values.setflags(write=False)
+    reward.setflags(write=False)
+    joined = mr.Batch.join([batch_of({**fields, "locked": reward})])
+    assert joined["reward"] is fields["reward"]
+    assert joined["brain"] is fields["brain"]
+    assert joined["locked"].flags.writeable
+    assert joined["locked"].tolist() == [1, 1, 1]
+    assert joined["observation/mission"].values.flags.writeable
+    assert joined["observation/mission"].text() == TEXTS[:3]
 
 
 def test_batches_whose_ragged_fields_differ_are_refused(batch):
@@ -452,7 +471,7 @@ def test_batches_whose_ragged_fields_differ_are_refused(batch):
         "observation/logp": ragged_of([[[1, 2]], [], []], inner=(2,), dtype=np.float32)
     }
     with pytest.raises(SchemaError, match=r"/logp': 'float32\[\*, 2\]'.*/logp': 'float32\[\*\]'"):
-        join_batches([batch, batch_of(other, bfloat16=frozenset({"brain"}))])
+        mr.Batch.join([batch, batch_of(other, bfloat16=frozenset({"brain"}))])
 
 
 def test_windows_of_several_buffers_are_padded_with_their_last_step():
@@ -466,7 +485,8 @@ def test_windows_of_several_buffers_are_padded_with_their_last_step():
             window_positions=np.arange(len(values)).reshape(shape),
         )
 
-    joined = join_batches([windows([[1], [2, 3]], 1), windows([[4], [], [5], [6, 7]], 2)], pad=True)
+    parts = [windows([[1], [2, 3]], 1), windows([[4], [], [5], [6, 7]], 2)]
+    joined = mr.Batch.join(parts, pad=True)
     assert nested(joined["text"]).tolist() == [
         [[1], [1]],
         [[2, 3], [2, 3]],

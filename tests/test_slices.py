@@ -77,6 +77,19 @@ def test_a_case_that_is_slow_already_keeps_no_row_from_the_others():
     assert other.get_closest_marker("left_out") is None
 
 
+def test_of_cases_that_take_long_as_many_are_left_as_the_test_says():
+    marks = [pytest.mark.parametrize("seed", range(9)).mark, pytest.mark.sliced(2).mark]
+    cases = [Case({"seed": seed}, marks) for seed in range(9)]
+    slices.mark(cases)
+    assert sum(case.get_closest_marker("left_out") is None for case in cases) == 2
+
+
+def test_a_test_tries_more_where_all_is_to_be_done(monkeypatch):
+    assert slices.count(9, 2) == (9 if slices.ALL else 2)
+    monkeypatch.setattr(slices, "ALL", True)
+    assert slices.count(9, 2) == 9
+
+
 def marks_of(target):
     """The mark expression with which a target of the Makefile runs pytest."""
     ours = ("TESTS", "RAY_TESTS", "RAY_MARKS", "PYTEST_ARGS")

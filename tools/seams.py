@@ -2,7 +2,8 @@
 
 ``python -m tools.seams`` prints, for the package or for each path that it is given, in
 how many places code asks which engine, store, heap, commit state or sampler it has, how
-many exceptions the contracts of imports have, and how much code there is.
+many exceptions the contracts of imports have, and how much code there is. With
+``--parts`` it prints how large the core and each satellite are.
 
 Counted are, of Python files alone:
 
@@ -250,11 +251,33 @@ def measured(package: Path) -> dict[str, int]:
     return counts
 
 
+def sizes(package: Path) -> dict[str, tuple[int, int]]:
+    """Files and lines of code of the core, and of each satellite, largest first."""
+    contracts = tomllib.loads((package.parent / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
+    (core,) = (contract for contract in contracts if contract["id"] == "core")
+    satellites = {name.rpartition(".")[2] for name in core["forbidden_modules"]}
+    counts: dict[str, tuple[int, int]] = {}
+    for path in package.rglob("*.py"):
+        top = path.relative_to(package).parts[0].removesuffix(".py")
+        part = top if top in satellites else "core"
+        files, lines = counts.get(part, (0, 0))
+        counts[part] = files + 1, lines + code_lines(path.read_text())
+    return dict(sorted(counts.items(), key=lambda item: -item[1][1]))
+
+
 def main() -> None:
     """Print the counts of each package, a column each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("packages", nargs="*", type=Path, default=[ROOT / "mmreplay"])
-    columns = [measured(path.resolve()) for path in parser.parse_args().packages]
+    parser.add_argument("--parts", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.parts:
+        for part, (files, lines) in sizes(arguments.packages[0].resolve()).items():
+            print(f"{part:14}{files:6} files {lines:8,} lines")
+        return
+    columns = [measured(path.resolve()) for path in arguments.packages]
     for name in columns[0]:
         print(f"{name:14}", *(f"{column[name]:9,}" for column in columns))
 

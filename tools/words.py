@@ -106,8 +106,12 @@ def words_of(name: str) -> tuple[str, ...]:
 def same(words: Sequence[str], old: Sequence[str]) -> bool:
     """Whether words are the old ones, the last of them perhaps in the plural."""
     *former, last = old
-    ends = {last} if last in VERBS else {last, f"{last}s", f"{last}es"}
-    return len(words) == len(old) and [*words[:-1]] == former and words[-1] in ends
+    return len(words) == len(old) and [*words[:-1]] == former and words[-1] in forms_of(last)
+
+
+def forms_of(word: str) -> set[str]:
+    """A word and its plurals."""
+    return {word} if word in VERBS else {word, f"{word}s", f"{word}es"}
 
 
 VERBS = {"follow", "hold", "know", "set", "tell", "then"}
@@ -504,9 +508,21 @@ class _Finder(ast.NodeVisitor):
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
 
 
+@cache
+def rules_by_last_word() -> dict[str, set[int]]:
+    """Numbers of the rules that a name with a word may break."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for number, rule in enumerate((*RENAMED, *AMBIGUOUS)):
+        for word in forms_of(words_of(rule.old)[-1]):
+            found[word].add(number)
+    return found
+
+
 def rule_of(name: Name) -> Rule | None:
     """The first rule that a name breaks, unless it is an exception."""
-    for rule in (*RENAMED, *AMBIGUOUS):
+    rules, by_word = (*RENAMED, *AMBIGUOUS), rules_by_last_word()
+    for number in sorted(set().union(*(by_word.get(word, ()) for word in words_of(name.name)))):
+        rule = rules[number]
         if rule.broken_by(name):
             exempt = any(
                 e.old == rule.old.lower()

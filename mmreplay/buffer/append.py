@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -36,7 +37,7 @@ from mmreplay.episodes.rules import MIN_ENDS, MIN_KNOWN_ENDS, find_reset_rows
 from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError, frames_to_caller
 from mmreplay.format.heap import comparable
 from mmreplay.process import ProcessGuard
-from mmreplay.ring import Run, runs
+from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.commit_state import (
     BOTH_LIVE,
@@ -47,11 +48,8 @@ from mmreplay.storage.commit_state import (
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
 from mmreplay.storage.layout import stored
-from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, Store, rounded_up
-from mmreplay.storage.write_path import MappedWriter
-from mmreplay.storage.zarr.engine import stored_columns
-from mmreplay.storage.zarr.heap_space import space_of
+from mmreplay.storage.write_path import StepWriters
 
 if TYPE_CHECKING:
     from mmreplay.kernels.rows import RowsKernel
@@ -86,6 +84,7 @@ class Appender:
         schema: Schema,
         autoreset: str,
         row_nbytes: int,
+        fast_append: FastAppend | None = None,
     ) -> None:
         """Continue after the rows that are published.
 
@@ -96,6 +95,7 @@ class Appender:
             schema: Of the rows.
             autoreset: Of the buffer's metadata.
             row_nbytes: Bytes of a row.
+            fast_append: Stores and publishes by itself, where the store has one.
         """
         self._store, self._commit, self._committer = store, commit, committer
         self._ring = ring = store.ring
@@ -118,10 +118,9 @@ class Appender:
         self._together = ring.num_envs == 1 or ring.layout == "time_major"
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
         self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
-        self._fast_append = fast_append_of(store, commit)
+        self._fast_append = fast_append
         self._values: ValueWriter | None = None
-        if store.heap is not None:
-            space = space_of(store, store.heap, commit)
+        if (space := store.heap_space(commit)) is not None:
             self._values = ValueWriter(store, space, commit, committer)
         # Environments whose end was asked for by `end_episodes`, and not by an opening.
         self._ended = np.zeros(ring.num_envs, bool)
@@ -816,9 +815,9 @@ class Appender:
         found, num_ends = find_reset_rows(
             store.flags(rows),
             env_ids,
-            lambda some, paths: comparable(stored_columns(store, rows[some], paths)),
+            lambda some, paths: comparable(store.stored(rows[some], paths)),
             reward=reward,
-            bfloat16=schema[reward].dtype == "bfloat16",
+            numbers=partial(schema[reward].law.numbers, schema[reward]),
             observation=schema.role_paths("observation"),
             next_observation=schema.role_paths("next_observation"),
         )
@@ -844,22 +843,20 @@ class FastAppend:
     (tools/bench/bench_adapters.py).
     """
 
-    def __init__(
-        self, store: MemmapStore, writers: tuple[MappedWriter, MappedWriter], commit: CommitWriter
-    ) -> None:
+    def __init__(self, ring: Ring, writers: StepWriters, commit: CommitWriter) -> None:
         """Begin without a reservation.
 
         Args:
-            store: Without large fields, its environments' rows side by side.
-            writers: Of its records and of their flags.
-            commit: Publishes its rows.
+            ring: With the rows of its environments side by side.
+            writers: Of the rows.
+            commit: Publishes them.
         """
-        self._commit, self._writers = commit, writers
-        self._kernel = rows.Append(store.packer, commit.slot)
+        self._commit, self._writers = commit, (writers.records, writers.flags)
+        self._kernel = rows.Append(writers.packer, commit.slot)
         self._add, self._extend = self._kernel.add, self._kernel.extend
         commit.fast_append = self._kernel
-        self._stride = store.placement.stride
-        self._envs, self._slots = store.ring.num_envs, store.ring.slots
+        self._stride = writers.stride
+        self._envs, self._slots = ring.num_envs, ring.slots
         self._limits = self._tails = NONE
         self._heap_tails: Array | None = None
         self._low, self._high, self._until = 0, 0, 0.0
@@ -1042,18 +1039,3 @@ class FastAppend:
         self._heap_tails = heap_tails
         self._limits, self._tails = limits, tails
         return True
-
-
-def fast_append_of(store: Store, commit: WritableCommitState) -> FastAppend | None:
-    """Make a fast append, where a store and its commit state have one."""
-    if not isinstance(store, MemmapStore) or not isinstance(commit, CommitWriter):
-        return None
-    records, flags = store.writers
-    ring = store.ring
-    if records is None or (store.heap is not None and ring.num_envs > 1):
-        return None
-    if store.placement.large or not len(store.packer.rows):
-        return None
-    if ring.num_envs > 1 and ring.layout == "env_major":
-        return None
-    return FastAppend(store, (records, flags), commit)

@@ -44,14 +44,13 @@ from mmreplay.errors import (
     system_error,
 )
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.heap import legal, nbytes_of
+from mmreplay.format.heap import References, legal, nbytes_of
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import KINDS, NAME, PRIORITIES, STATE, StateRecord
 from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.shards import DTYPE, FILE_NAME, ShardStates
 
 Array = NDArray[np.int64]
@@ -532,7 +531,6 @@ class ShardCopy(FileCopy):
     def _copy_values(self, env_id: int, first: int, stop: int) -> int:
         """Write the values of some rows; return where the first one begins."""
         source, target, commit = self._rows, self._store.heap, self._commit
-        assert isinstance(source, ZarrStore)
         assert target is not None
         assert self.heap_heads is not None
         head = int(self.heap_heads[env_id])
@@ -543,11 +541,13 @@ class ShardCopy(FileCopy):
             commit.refresh()
             assert commit.heap_heads is not None
             assert commit.heap_tails is not None
-            references, data, illegal = source.take_values(
+            named: References = source.gather(rows, [path])[path]  # type: ignore[assignment]  # of a field that varies
+            references, data, _, illegal = source.take_values(
                 path,
-                rows,
-                commit.heap_tails[ids],
-                commit.heap_heads[ids],
+                named,
+                ids,
+                commit.heap_tails,
+                commit.heap_heads,
                 lambda nbytes: np.empty(nbytes, np.uint8),
             )
             # Only those that were not overwritten before now are this lap's.
@@ -556,8 +556,10 @@ class ShardCopy(FileCopy):
             oldest = max(0, int(self.tails[env_id]) - first)
             field, zeros = source.schema.fields[path], np.zeros(len(ids), np.int64)
             heads = np.full(len(ids), head)
-            illegal |= ~legal(references, field, target.nbytes, zeros, heads)
-            damaged = oldest + np.flatnonzero(illegal[oldest:])
+            bad = ~legal(references, field, target.nbytes, zeros, heads)
+            if illegal is not None:
+                bad |= illegal
+            damaged = oldest + np.flatnonzero(bad[oldest:])
             if len(damaged):
                 raise CorruptError(
                     f"field {path!r} is damaged in position {first + damaged[0]} of "
@@ -739,7 +741,7 @@ def copy_files(
     Raises:
         FailedError: Another writer cut rows, after a failed sync.
     """
-    kind = ShardCopy if target.metadata.engine == "zarr" else FileCopy
+    kind = FileCopy if target.store.sealing is None else ShardCopy
     copy = kind(opened, target.store, columns, progress)
     copy.run()
     copy.sum()

@@ -38,12 +38,10 @@ from mmreplay.ragged import Ragged
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
-from mmreplay.schema.varying import convert_varying
 from mmreplay.storage import disk_space
-from mmreplay.storage.commit_state import CommitWriter, refuse_discarded
+from mmreplay.storage.commit_state import refuse_discarded
 from mmreplay.storage.store import Columns, Store
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 
 SCAN_NBYTES = 64 << 20
 """Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
@@ -67,7 +65,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
     """Check what rows before a new field read as; a field that varies has no items."""
     if field.varies:
-        items = convert_varying(field, fill, path, ()).values
+        items = field.convert(fill, path, ()).values
         if len(items):
             raise SchemaError(
                 f"the fill of field {path!r}, which varies, must be empty, got "
@@ -130,7 +128,6 @@ def replace_generation(
     if former.path is None:
         return _replace_in_memory(reader, metadata, fill)
     assert former.committer is not None
-    assert isinstance(former.commit, CommitWriter)
     former.committer.commit()
     former.refuse_elsewhere()
     fresh = None
@@ -245,12 +242,12 @@ def copy_rows(
     if store.heap is not None:
         values = ValueCopier(store)
         # Shards take the values from the heap, which so bounds no row's life.
-        if not isinstance(store, ZarrStore):
+        if store.sealing is None:
             nbytes = store.heap.nbytes
             firsts = first_fitting(reader, store.schema, nbytes, firsts, span.stop)
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
     row_nbytes, most = store.schema.row_nbytes, SCAN_ROWS
-    if values is not None and isinstance(store, ZarrStore):
+    if values is not None and store.sealing is not None:
         # Values of a shard's rows fit into the heap beside those that wait for theirs.
         row_nbytes += store.schema.max_heap_nbytes
         most = min(most, store.sealing.steps)

@@ -29,17 +29,13 @@ from mmreplay.format.heap import MAX_HEAD, References, aligned, checksums, lay_o
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.nesting import SEPARATOR
 from mmreplay.ragged import Ragged
-from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.schema.varying import ValueList
-from mmreplay.storage.commit_state import CommitWriter, MemoryCommitState, WritableCommitState
+from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.heap import SCANNED_ROWS, FileHeap, HeapSpace
+from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace
 from mmreplay.storage.store import Columns, Store
-from mmreplay.storage.zarr.engine import ZarrStore
-from mmreplay.storage.zarr.heap_space import space_of
-from mmreplay.storage.zarr.shards import Bounds
 
 if TYPE_CHECKING:
     from mmreplay.buffer.reader import GenerationReader
@@ -122,8 +118,6 @@ class ValueWriter:
         self._plain = [PlainValue(p, field) for p, field in self._fields.items()]
         self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
         self._references = [np.frombuffer(b, REFERENCE) for b in self._reference_bytes]
-        heap = self._heap
-        self._stores = heap.window if isinstance(heap, FileHeap) else None
         fields = [plain.arguments for plain in self._plain]
         self._mapped = list(zip(fields, self._references, self._reference_bytes, strict=True))
         # Heap heads at which the committer is woken next.
@@ -284,9 +278,9 @@ class ValueWriter:
 
         Each by one call of C, from a mapping of whole paths.
         """
-        if self._stores is None or data.__class__ is not dict:
+        if data.__class__ is not dict:
             return None
-        window = self._stores()
+        window = self._heap.window()
         head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
         if window is None or head > MAX_HEAD:
             return None
@@ -691,13 +685,15 @@ class ValueCopier:
         assert store.heap is not None
         # What is published of the copy while it is made: nothing but heap heads.
         self._commit = MemoryCommitState(store.ring.num_envs, store.heap.nbytes)
-        self._space = space_of(store, store.heap, self._commit)
-        self._writer = ValueWriter(store, self._space, self._commit, None)
+        space = store.heap_space(self._commit)
+        assert space is not None
+        self._space = space
+        self._writer = ValueWriter(store, space, self._commit, None)
         self._schema = store.schema
         self._heads = self._commit.heads.copy()
-        self._sealed = isinstance(store, ZarrStore)
-        if isinstance(store, ZarrStore):
-            store.sealing.read_values_by(lambda: bounds_of(self._commit, store.ring))
+        self._sealed = store.sealing is not None
+        if store.sealing is not None:
+            store.sealing.read_values_by(self._commit)
 
     def begin(self, oldest: Array) -> None:
         """Note where each environment's rows begin, int64 ``[E]``."""
@@ -812,19 +808,6 @@ def first_fitting(
                 break
             left, stop = left - int(used[-1]), begin
     return fitting
-
-
-def bounds_of(commit: WritableCommitState, ring: Ring) -> Bounds:
-    """What is published, for shards that are made of it."""
-    heads, heap_heads, tails = commit.heads, commit.heap_heads, commit.tails
-    if isinstance(commit, CommitWriter):
-        # A power cut brings rows back that were removed and not committed since.
-        tails = np.minimum(tails, commit.committed.tails)
-    tails = np.maximum(tails, commit.limits - ring.slots)
-    heap_tails = commit.heap_tails
-    assert heap_heads is not None
-    assert heap_tails is not None
-    return Bounds(heads, tails, heap_heads, heap_tails)
 
 
 def _refuse_overflow(heap_heads: Array) -> None:

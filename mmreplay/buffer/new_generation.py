@@ -28,7 +28,6 @@ from mmreplay.storage import recovery
 from mmreplay.storage.engines import STORES
 from mmreplay.storage.layout import SUMS
 from mmreplay.storage.store import CheckedStore, DiskStore
-from mmreplay.storage.zarr.engine import ZarrStore
 
 Ids = NDArray[np.int64]
 
@@ -129,11 +128,10 @@ class NewGeneration:
         # Checksums first, of either engine: their file may need space, and sealing
         # gives back the space of staging rows, which nothing may ask for again after.
         store.sync_sums()
-        if isinstance(store, ZarrStore) and seal is not None:
+        if seal is not None:
             # Before the sync: sealing writes shards and the shard index, which only
             # the sync below vouches for.
             store.settle(tails, heads, seal=seal)
-        # The mapped files of the memmap engine have nothing to settle.
         store.sync()
         # COMMIT last: from here on an opening trusts every row between its tails and
         # heads, which a power cut must not have taken.

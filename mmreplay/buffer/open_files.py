@@ -20,7 +20,6 @@ from mmreplay.storage.committer import Committer
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.recovery import FolderWatch, Recovery
 from mmreplay.storage.store import ReadPolicy, Store
-from mmreplay.storage.zarr.engine import ZarrStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +152,8 @@ class OpenFiles:
             return
         try:
             self.committer.stop()
-            if isinstance(self.store, ZarrStore):
-                heads, tails = self.commit.heads, self.commit.tails
-                self.store.settle_last(tails, heads, seal=self.seal)
+            heads, tails = self.commit.heads, self.commit.tails
+            self.store.settle_last(tails, heads, seal=self.seal)
             self.committer.commit(records.CLEAN)
         except ReplayError:
             self.committer.refuse_removed()

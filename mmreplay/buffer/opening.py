@@ -22,14 +22,13 @@ import numpy as np
 
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of, size_in_bytes
-from mmreplay.buffer.append import Appender
-from mmreplay.buffer.heap_values import bounds_of
+from mmreplay.buffer.append import Appender, FastAppend
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
 from mmreplay.disk.address import URL_SCHEME, url_of
 from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import WriterLock, locked, refuse_network
+from mmreplay.disk.lock import Owner, WriterLock, refuse_network
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
@@ -53,7 +52,6 @@ from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
 OPENERS: tuple[str, ...] = ("mmreplay.zarr_groups.opening",)
@@ -151,23 +149,8 @@ def describe(
     integer("capacity", capacity, 1, ROWS_EACH, maximum=metadata_file.MAX_CAPACITY)
     envs = "Give the number of environments; each call of add has a step of each."
     integer("num_envs", num_envs, 1, envs, maximum=metadata_file.MAX_NUM_ENVS)
-    # Gymnasium's enum member, as in `env.metadata["autoreset_mode"]`.
-    named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
     stated = schema.autoreset if isinstance(schema, Schema) else None
-    if named is None:
-        named = stated
-    if named is None and num_envs > 1:
-        raise SchemaError(
-            f"autoreset must say what the {num_envs} environments do after an episode "
-            "ends. Use Schema.from_env(envs), or pass autoreset='next_step' "
-            "(Gymnasium's vector default, EnvPool: the next call of step resets, with "
-            "reward 0), 'same_step' (AutoresetMode.SAME_STEP, Stable-Baselines3's "
-            "VecEnv, Isaac Lab: the step that ends the episode resets) or 'disabled' "
-            "(you call reset)."
-        )
-    if named is None:
-        # One environment: a new episode begins only when the caller resets.
-        named = "disabled"
+    named = _named_autoreset(autoreset, stated, num_envs)
     _check_choices(engine, layout, named)
     if stated not in (None, named):
         raise SchemaError(
@@ -187,13 +170,7 @@ def describe(
             f"schema must be a Schema, got {type(schema).__name__}. Wrap the fields in "
             "mmreplay.Schema(...), or use Schema.from_env or Schema.from_example."
         )
-    asked = {"codec": codec, "level": level, "chunk_crc32c": chunk_crc32c or None}
-    for name, value in asked.items():
-        if value is not None and engine != "zarr":
-            raise SchemaError(
-                f"{name}={shown(value)} needs engine='zarr', got "
-                f"engine={shown(engine)}. Leave it out, or pass that engine."
-            )
+    _check_compression(engine, codec=codec, level=level, chunk_crc32c=chunk_crc32c or None)
     if engine == "zarr" and schema.varying and layout is None:
         # Each environment has a heap of its own, which its own shards must follow.
         layout = "env_major"
@@ -223,6 +200,46 @@ def describe(
         sharding=sharding,
         heap_nbytes=heap_nbytes,
     )
+
+
+def _named_autoreset(
+    autoreset: Autoreset | Enum | None, stated: Autoreset | None, num_envs: int
+) -> str:
+    """What environments do after an end, as the caller or the schema names it.
+
+    Args:
+        autoreset: The caller's, such as Gymnasium's enum member in
+            `env.metadata["autoreset_mode"]`.
+        stated: The schema's.
+        num_envs: Of one environment it need not be said.
+
+    Raises:
+        SchemaError: Neither names it.
+    """
+    named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
+    if named is None:
+        named = stated
+    if named is None and num_envs > 1:
+        raise SchemaError(
+            f"autoreset must say what the {num_envs} environments do after an episode "
+            "ends. Use Schema.from_env(envs), or pass autoreset='next_step' "
+            "(Gymnasium's vector default, EnvPool: the next call of step resets, with "
+            "reward 0), 'same_step' (AutoresetMode.SAME_STEP, Stable-Baselines3's "
+            "VecEnv, Isaac Lab: the step that ends the episode resets) or 'disabled' "
+            "(you call reset)."
+        )
+    # One environment: a new episode begins only when the caller resets.
+    return "disabled" if named is None else named
+
+
+def _check_compression(engine: str, **asked: object) -> None:
+    """Refuse options of compressed rows for another engine; None is not given."""
+    for name, value in asked.items():
+        if value is not None and engine != "zarr":
+            raise SchemaError(
+                f"{name}={shown(value)} needs engine='zarr', got "
+                f"engine={shown(engine)}. Leave it out, or pass that engine."
+            )
 
 
 def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> int:
@@ -407,7 +424,7 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Open
     except BaseException:
         commit.close()
         raise
-    if recovered.how == "killed" and locked(path):
+    if recovered.how == "killed" and Owner(path).alive:
         recovered = Recovery("live", recovered.heads, recovered.committed)
     opened = OpenFiles(path, metadata, store, commit, recovered, policy=policy)
     watch = recovery.FolderWatch(path, metadata, commit.file)
@@ -489,15 +506,15 @@ def _open_locked(
         store.close()
         raise
     watch = recovery.FolderWatch(path, metadata, commit.file)
-    if isinstance(store, ZarrStore):
-        store.sealing.give_up(commit.limits)
-        store.sealing.refuse_removed = watch.refuse_removed
-        store.sealing.read_values_by(lambda: bounds_of(commit, metadata.ring))
+    store.begin_writing(commit, watch.refuse_removed)
     committer = Committer(store, commit, path, watch.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.rows_modified = recovered.how == "killed"
+    schema = metadata.schema
+    writers = store.step_writers
+    fast = None if writers is None else FastAppend(metadata.ring, writers, commit)
     appender = Appender(
-        store, commit, committer, metadata.schema, metadata.autoreset, metadata.schema.row_nbytes
+        store, commit, committer, schema, metadata.autoreset, schema.row_nbytes, fast
     )
     opened = OpenFiles(path, metadata, store, commit, recovered, appender, committer, lock, policy)
     opened.refuse_elsewhere, opened.watch = watch.refuse_elsewhere, watch

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,7 @@ from mmreplay.buffer.draw import (
 )
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.read_plan import Fields, Ids, ReadPlan
+from mmreplay.buffer.value_reader import ValueReader
 from mmreplay.disk.files import File
 from mmreplay.episodes import (
     CUT,
@@ -55,19 +56,7 @@ from mmreplay.episodes import (
 )
 from mmreplay.episodes.column_index import ColumnIndex
 from mmreplay.episodes.starts import BufferIdentity, EpisodeSteps, StartView
-from mmreplay.errors import (
-    OR_REPAIR,
-    CorruptError,
-    EmptyError,
-    FailedError,
-    SchemaError,
-    StaleError,
-    StarvedError,
-    shown,
-)
-from mmreplay.format.heap import References, legal, nbytes_of
-from mmreplay.format.heap import checksums as value_checksums
-from mmreplay.format.heap import offsets as offsets_of
+from mmreplay.errors import EmptyError, FailedError, SchemaError, StaleError, StarvedError, shown
 from mmreplay.kernels.steps import StartTable
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
@@ -75,13 +64,9 @@ from mmreplay.samplers.base import Draw, Sampler, require_integer, traits_of
 from mmreplay.samplers.holding import Claims, bookmark_of, put_back, threads, unmoved
 from mmreplay.samplers.uses import UseCounter, counters_in
 from mmreplay.schema.convert import array_of, on_host
-from mmreplay.schema.field import REFERENCE, Field
-from mmreplay.storage.commit_state import DISCARDED_ROWS, CommitReader
-from mmreplay.storage.gather import SPLIT_ROWS, BufferPool, ColumnLayouts, Records, after
-from mmreplay.storage.layout import HEAP, RECORDS, record_layout, served_ends
-from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.zarr.engine import ZarrStore, stored_columns
-from mmreplay.storage.zarr.group import shards_in
+from mmreplay.storage.commit_state import DISCARDED_ROWS
+from mmreplay.storage.gather import SPLIT_ROWS, ColumnLayouts, Records, after
+from mmreplay.storage.layout import record_layout, served_ends
 from mmreplay.transforms.base import Asked, Direct, FoundRows, RowPlan, RowReads, Sums
 
 if TYPE_CHECKING:
@@ -89,11 +74,8 @@ if TYPE_CHECKING:
 
 MAX_REDRAWS = 100
 SCAN_ROWS = 8192
-AVERAGED_ROWS = 256
-"""Rows of each environment by which a batch that memory does not hold is measured."""
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 _kernel = kernels.load("steps")
-_copies = kernels.load("copies")
 
 
 class ReplacedError(FailedError):
@@ -141,7 +123,6 @@ class GenerationReader(StartView):
         "_commit",
         "_final_follows",
         "_foreign_commit",
-        "_heap",
         "_index",
         "_indexed",
         "_layouts",
@@ -160,8 +141,7 @@ class GenerationReader(StartView):
         "_step_nbytes",
         "_store",
         "_transform",
-        "_value_buffers",
-        "_varying",
+        "_values",
         "_warned_of_is_first",
         "derived",
         "draws",
@@ -197,7 +177,7 @@ class GenerationReader(StartView):
         self.draws: DrawCount = DrawCount() if former is None else former.draws
         self._store, self._commit, self._schema, self._ring = (files.store, commit, schema, ring)
         # Only another process's record changes without a call of this process.
-        self._foreign_commit = commit if isinstance(commit, CommitReader) else None
+        self._foreign_commit = commit if commit.follows else None
         self.home = identity_of(files)
 
         transform = batch_transform(transforms, metadata) if transforms else None
@@ -244,17 +224,9 @@ class GenerationReader(StartView):
         self._pairs = {p: n for p, n in self.next_paths.items() if p in together}
         self._apart = tuple(p for p in self.next_paths if p not in together)
         self._packed = tuple(p for p in schema.paths if p in store.packed)
-        self._heap = store.heap
-        self._value_buffers = BufferPool()
-        # Names of batches under which values vary: stored paths, and next ones.
-        self._varying = {}
-        for path in schema.varying:
-            field = schema.fields[path]
-            # What a draw asks of a field is found once: it took a tenth of a draw.
-            limits = cast("int", field.max_length), field.inner_nbytes
-            self._varying[path] = (path, 0, field, limits)
-            if path in self.next_paths:
-                self._varying[self.next_paths[path]] = (path, 1, field, limits)
+        self._values: ValueReader | None = None
+        if store.heap is not None:
+            self._values = ValueReader(files, store.heap, self.next_paths, self._dead)
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
         table = legal_start_table if self._transform is None else fold_table
@@ -289,9 +261,7 @@ class GenerationReader(StartView):
     @property
     def data_paths(self) -> list[Path]:
         """Paths of the same files and, in a compressed buffer, of its shards."""
-        store = self._store
-        shards = shards_in(store.path) if isinstance(store, ZarrStore) else []
-        return [*(file.path for file in store.files), *shards]
+        return [*(file.path for file in self._store.files), *self._store.shard_paths()]
 
     # The view: what is alive, and which steps are legal starts.
 
@@ -498,7 +468,9 @@ class GenerationReader(StartView):
                     fields = _contiguous(fields)
         except MemoryError as error:
             length = getattr(sampler, "length", None)
-            row_nbytes = self._schema.row_nbytes + self._average_values_nbytes()
+            row_nbytes = self._schema.row_nbytes
+            if self._values is not None:
+                row_nbytes += self._values.average_nbytes(self.span, self.get_lengths)
             nbytes = int(batch_size) * row_nbytes * (length or 1)
             windows = "" if length is None else f" windows of {length} steps"
             size = f"about {nbytes:,}" if self._schema.varying else f"{nbytes:,}"
@@ -508,26 +480,6 @@ class GenerationReader(StartView):
                 "batches."
             ) from error
         return self._batch(draw, fields)
-
-    def _average_values_nbytes(self) -> int:
-        """Bytes of the values that vary of a row, by some of the rows alive."""
-        paths, span = self._schema.varying, self.span
-        if not paths:
-            return 0
-        numbers = np.linspace(0, 1, AVERAGED_ROWS, endpoint=False)[:, None]
-        there = np.flatnonzero(span.lengths)
-        lengths = span.lengths[there]
-        positions = span.first[there] + (numbers * lengths).astype(np.int64)
-        try:
-            items = self.get_lengths(paths, there, positions, damaged=True)
-        except (StaleError, FailedError, CorruptError):
-            # It is for a message about something else.
-            return 0
-        fields = self._schema.fields
-        sizes = [items[path] * fields[path].inner_nbytes for path in paths]
-        # Environments count by their rows.
-        means = np.sum(sizes, axis=0).mean(axis=0)
-        return round(float(means @ lengths / lengths.sum()))
 
     def _try_sample(
         self,
@@ -799,7 +751,7 @@ class GenerationReader(StartView):
         limits, tails = self._commit.limits, self._commit.tails
         # Values that vary are overwritten when a tail has passed their rows; other
         # rows below a tail are still intact, but transforms know none of them.
-        watched = self._transform is not None or self._heap is not None
+        watched = self._transform is not None or self._values is not None
         if limits is before[0] and (not watched or tails is before[1]):
             return None
         dead = self._overwritten(env_ids, positions)
@@ -820,10 +772,17 @@ class GenerationReader(StartView):
             dead |= positions < self.span.first[env_ids]
         return dead
 
+    def _dead(self, env_ids: Ids, positions: Ids, *, alone: bool) -> NDArray[np.bool_]:
+        """Which steps may be overwritten by now, alone or with what transforms read."""
+        self.check_uncut()
+        if alone:
+            return positions < self._oldest_intact(env_ids)
+        return self._overwritten(env_ids, positions)
+
     def _oldest_intact(self, env_ids: Ids) -> Ids:
         """Positions below which rows or their values may be overwritten, int64 [B]."""
         oldest: Ids = self._commit.limits[env_ids] - self._ring.slots
-        if self._heap is not None:
+        if self._values is not None:
             oldest = np.maximum(oldest, self._commit.tails[env_ids])
         return oldest
 
@@ -868,9 +827,9 @@ class GenerationReader(StartView):
         if windows is None:
             if transform is None:
                 fields = self.copy_steps(draw.env_ids, draw.positions, contiguous)
-                if self._heap is None:
+                if self._values is None:
                     return fields
-                return self.with_values(fields, draw.env_ids, draw.positions)
+                return self._values.with_values(fields, draw.env_ids, draw.positions)
             fields = transform.gather(self, draw.env_ids, draw.positions, draw.key, None)
             if draw.mask is not None:
                 _clear_masked(fields, transform.unknown, draw.mask)
@@ -879,11 +838,10 @@ class GenerationReader(StartView):
         env_ids, positions = steps_of(draw)
         if transform is None:
             fields = self.copy_steps(env_ids, positions, contiguous)
-            fields = self.with_values(fields, env_ids, positions)
+            if self._values is not None:
+                fields = self._values.with_values(fields, env_ids, positions)
         else:
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
-            if contiguous:
-                fields = _contiguous(fields)
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
         if transform is not None:
             _clear_masked(fields, transform.unknown, windows.mask)
@@ -904,225 +862,9 @@ class GenerationReader(StartView):
             fields.setdefault("is_first", windows.is_first)
         return fields
 
-    def with_values(
-        self,
-        fields: Fields,
-        env_ids: Ids,
-        positions: Ids,
-        *,
-        copied: bool = False,
-        by_row: bool = False,
-    ) -> Fields:
-        """Replace references by the values that they name.
-
-        Args:
-            fields: Per path ``[N, ...]``; of fields that vary references, or `Ragged`,
-                which stays as it is.
-            env_ids: int64 ``[N]``.
-            positions: int64 ``[N]``, the steps.
-            by_row: Each row counts by itself; see `_refuse_damaged`.
-            copied: The rows go to other files, each by itself, where values get new
-                checksums: they are compared with those that they have here.
-
-        Returns:
-            The same, with `Ragged` of references ``[N, ...]``.
-
-        Raises:
-            CorruptError: A reference of a row that is still there is illegal or, where
-                that is looked at, a value differs from its checksum.
-        """
-        heap, commit = self._heap, self._commit
-        if heap is None:
-            return fields
-        # Of a record no older than the draw, whose rows end below these heads, and no
-        # newer than the recheck, which drops the rows below its tails.
-        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
-        assert heap_heads is not None
-        assert heap_tails is not None
-        check = copied or self.files.policy.check_values
-        alone = copied or by_row
-        result = dict(fields)
-        for name, column in fields.items():
-            if column.dtype != REFERENCE:
-                continue
-            path, ahead, field, limits = self._varying[name]
-            references = column if column.ndim == 1 else column.reshape(-1)
-            count = len(env_ids)
-            each = len(references) // count if count else 1
-            ids = env_ids if each == 1 else np.repeat(env_ids, each)
-            store = self._store
-            sealed = store if isinstance(store, ZarrStore) else None
-            if sealed is None and not check:
-                plain = self._plain_values(field, limits, references, ids, heap_heads, heap_tails)
-                if plain is not None:
-                    if column.ndim != 1:
-                        plain = plain.reshape(*column.shape)
-                    result[name] = plain
-                    continue
-            bounds = heap_tails[ids], heap_heads[ids]
-            if sealed is not None:
-                references, data, illegal = sealed.take_values(
-                    path, references["position"], *bounds, self._value_buffers.empty_bytes
-                )
-            else:
-                # Checked before the heap is touched: it may lead anywhere.
-                illegal = ~legal(references, field, heap.nbytes, *bounds)
-            if illegal.any():
-                steps = illegal.reshape(count, -1).any(axis=1)
-                self._refuse_damaged(path, env_ids[steps], positions[steps], ahead, alone=alone)
-                references = np.where(illegal, np.zeros((), REFERENCE), references)
-            nbytes = nbytes_of(references, field)
-            if sealed is None:
-                data = self._value_buffers.empty_bytes(int(nbytes.sum()))
-                heap.take(offsets_of(references, ids, heap.nbytes), nbytes, data)
-            if check:
-                sums = value_checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
-                differs = sums != references["crc"]
-                if differs.any():
-                    steps = differs.reshape(count, -1).any(axis=1)
-                    self._refuse_damaged(
-                        path,
-                        env_ids[steps],
-                        positions[steps],
-                        ahead,
-                        "its value differs from its checksum",
-                        alone=alone,
-                    )
-            offsets = np.zeros(len(references) + 1, np.int64)
-            np.cumsum(references["length"], out=offsets[1:])
-            values = data.view(field.numpy).reshape(-1, *field.inner)
-            result[name] = Ragged(values, offsets, column.shape)
-        return result
-
-    def _plain_values(
-        self,
-        field: Field,
-        limits: tuple[int, int],
-        references: References,
-        ids: Ids,
-        heap_heads: Ids,
-        heap_tails: Ids,
-    ) -> Ragged | None:
-        """Copy values whose references are all legal; None where one is not.
-
-        Args:
-            field: What they are of.
-            limits: Its `max_length`, and bytes of an item.
-            references: ``[N]``.
-            ids: int64 ``[N]``, their environments.
-            heap_heads: int64 ``[E]``, of the record that they were read under.
-            heap_tails: int64 ``[E]``, likewise.
-        """
-        heap, count = self._heap, len(references)
-        assert heap is not None
-        begins, nbytes = np.empty(count, np.int64), np.empty(count, np.int64)
-        offsets = np.empty(count + 1, np.int64)
-        # Checked before the heap is touched: it may lead anywhere.
-        if _copies.find_values(
-            references, ids, heap_tails, heap_heads, heap.nbytes, *limits, begins, nbytes, offsets
-        ):
-            return None
-        data = self._value_buffers.empty_bytes(offsets.item(count) * limits[1])
-        heap.take(begins, nbytes, data)
-        values = data.view(field.numpy)
-        if field.inner:
-            values = values.reshape(-1, *field.inner)
-        return Ragged(values, offsets)
-
-    def _refuse_overlaps(self, fields: Fields, env_ids: Ids, positions: Ids) -> None:
-        """Refuse references of rows in order whose values do not rise without overlap.
-
-        Values of many rows then take no more memory than the heap does: references
-        that were forged could all lead to one long value.
-
-        Args:
-            fields: Per path ``[N]``, with references.
-            env_ids: int64 ``[N]``, equal ones together.
-            positions: int64 ``[N]``, rising in each environment.
-
-        Raises:
-            CorruptError: Some overlap, and their rows are still there.
-        """
-        paths, commit = self._schema.varying, self._commit
-        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
-        store = self._store
-        if isinstance(store, ZarrStore):
-            # Of values in shards the chunks say how long they are.
-            fields = self.references(paths, env_ids, positions)
-            sealed = store.sealed(self._ring.rows(env_ids, positions))
-            for path in paths:
-                fields[path][sealed] = np.zeros((), REFERENCE)
-        assert self._heap is not None
-        assert heap_heads is not None
-        assert heap_tails is not None
-        bounds = self._heap.nbytes, heap_tails[env_ids], heap_heads[env_ids]
-        starts = np.stack([fields[path]["position"] for path in paths], axis=1)
-        sizes = []
-        for path in paths:
-            field, references = self._schema.fields[path], fields[path]
-            # Illegal ones lead nowhere, and are refused by name where they are read.
-            fits = legal(references, field, *bounds)
-            sizes.append(np.where(fits, nbytes_of(references, field), 0))
-        nbytes = np.stack(sizes, axis=1)
-        for env_id in np.unique(env_ids).tolist():
-            (rows,) = np.nonzero(env_ids == env_id)
-            row, number = np.nonzero(nbytes[rows] > 0)
-            begins = starts[rows][row, number]
-            ends = begins + nbytes[rows][row, number]
-            overlaps = np.flatnonzero(begins[1:] < np.maximum.accumulate(ends)[:-1])
-            if len(overlaps):
-                at = int(overlaps[0]) + 1
-                which = rows[row[at : at + 1]]
-                path = paths[int(number[at])]
-                self._refuse_damaged(path, env_ids[which], positions[which], 0, alone=True)
-
     def references(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Fields as rows store them, with references where they vary."""
-        rows = self._ring.rows(env_ids, positions)
-        return dict(stored_columns(self._store, rows, paths))
-
-    def _refuse_damaged(
-        self,
-        path: str,
-        env_ids: Ids,
-        positions: Ids,
-        ahead: int,
-        damage: str | None = None,
-        *,
-        alone: bool = False,
-    ) -> None:
-        """Refuse references and values that are wrong, unless overwritten by now.
-
-        Args:
-            path: Their field.
-            env_ids: int64 ``[N]``, of their steps.
-            positions: int64 ``[N]``, likewise.
-            ahead: Steps after those in which they lie.
-            damage: What is wrong; by default, their references.
-            alone: Each row counts by itself, whatever transforms would read with it.
-
-        Raises:
-            CorruptError: They are damage.
-        """
-        self.check_uncut()
-        if alone:
-            dead: NDArray[np.bool_] = positions < self._oldest_intact(env_ids)
-        else:
-            dead = self._overwritten(env_ids, positions)
-        damaged = np.flatnonzero(~dead)
-        if len(damaged):
-            env_id, position = env_ids[damaged[:1]], positions[damaged[:1]] + ahead
-            if damage is None:
-                store, file = self._store, HEAP
-                if isinstance(store, ZarrStore):
-                    (row,) = self._ring.rows(env_id, position).tolist()
-                    file = store.file_with(path, row)
-                damage = f"its reference does not lead to a value in {file}"
-            raise CorruptError(
-                f"field {path!r} is damaged in position {position[0]} of environment "
-                f"{env_id[0]}: {damage}. Restore the buffer from a "
-                f"copy{OR_REPAIR}."
-            )
+        return self._store.stored(self._ring.rows(env_ids, positions), paths)
 
     def copy_steps(self, env_ids: Ids, positions: Ids, contiguous: bool = False) -> Fields:
         """Copy steps as they are: stored fields, both ends, and next observations.
@@ -1291,14 +1033,14 @@ class GenerationReader(StartView):
         if known is None:
             known = self._indexed_rows()[0]
         found = plan.find(env_ids, positions, known.stop, self._read)
-        if self._heap is None:
+        if self._values is None:
             return found
         # References of two fields look alike: each becomes its value while it is known
         # which field it is of.
         return found._replace(
-            fields=self.with_values(found.fields, env_ids, positions),
+            fields=self._values.with_values(found.fields, env_ids, positions),
             columns={
-                where: self.with_values(columns, env_ids, positions)
+                where: self._values.with_values(columns, env_ids, positions)
                 for where, columns in found.columns.items()
             },
         )
@@ -1306,7 +1048,9 @@ class GenerationReader(StartView):
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
         fields = self._read_stored(paths, env_ids, positions)
-        return self.with_values(fields, env_ids, positions, by_row=True)
+        if self._values is None:
+            return fields
+        return self._values.with_values(fields, env_ids, positions, by_row=True)
 
     def _read_stored(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """The same, with references of fields that vary."""
@@ -1537,29 +1281,11 @@ class GenerationReader(StartView):
         """
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
-        shape, ids, pos = ids.shape, ids.ravel(), pos.ravel()
-        heap, commit = self._heap, self._commit
-        heap_heads, heap_tails = commit.heap_heads, commit.heap_tails
-        assert heap is not None
-        assert heap_heads is not None
-        assert heap_tails is not None
-        fields = self.references(tuple(paths), ids, pos)
-        in_shards = np.zeros(len(pos), np.bool_)
-        if isinstance(self._store, ZarrStore):
-            # After the record: a heap tail passes values once shards hold them.
-            in_shards = self._store.sealed(self._ring.rows(ids, pos))
-        found = {}
-        for path in paths:
-            references, field = fields[path], self._schema.fields[path]
-            assert field.max_length is not None
-            bounds = heap.nbytes, heap_tails[ids], heap_heads[ids]
-            illegal = ~legal(references, field, *bounds)
-            illegal &= ~(in_shards & (references["length"] <= field.max_length))
-            if illegal.any() and not damaged:
-                self._refuse_damaged(path, ids[illegal], pos[illegal], 0)
-            found[path] = references["length"].astype(np.int64).reshape(shape)
-        self._check_not_overwritten(ids, pos, before)
-        return found
+        assert self._values is not None
+        flat = ids.ravel(), pos.ravel()
+        found = self._values.lengths(paths, *flat, damaged=damaged)
+        self._check_not_overwritten(*flat, before)
+        return {path: lengths.reshape(ids.shape) for path, lengths in found.items()}
 
     def get_flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
         """Flags of given rows; see `ReplayBuffer.flags`."""
@@ -1578,19 +1304,19 @@ class GenerationReader(StartView):
             env_ids: int64 ``[B]``.
             positions: int64 ``[B]``, alive when the limits were read.
             before: `limits_before`.
-            copied: See `with_values`.
+            copied: See `ValueReader.with_values`.
         """
         fields = self._read_stored(self._schema.paths, env_ids, positions)
-        if self._heap is not None:
-            self._refuse_overlaps(fields, env_ids, positions)
-            fields = self.with_values(fields, env_ids, positions, copied=copied)
+        if self._values is not None:
+            self._values.refuse_overlaps(fields, env_ids, positions)
+            fields = self._values.with_values(fields, env_ids, positions, copied=copied)
         final = (self.flags(env_ids, positions) & FINAL) != 0
         self._check_not_overwritten(env_ids, positions, before)
         fields.setdefault("final", final)
         return self._batch(draw_of(env_ids, positions), fields)
 
     def read_values(self, paths: Sequence[str], env_ids: Ids, positions: Ids) -> Fields:
-        """Stored fields of rows in order that go to another file; see `with_values`.
+        """Stored fields of rows in order that go to another file.
 
         Args:
             paths: Fields to read.
@@ -1605,13 +1331,13 @@ class GenerationReader(StartView):
                 value differs from its checksum.
         """
         varying = [path for path in paths if path in self._schema.varying]
-        if self._heap is None or not varying:
+        if self._values is None or not varying:
             return self._read_stored(tuple(paths), env_ids, positions)
         read = tuple(dict.fromkeys((*paths, *self._schema.varying)))
         fields = self._read_stored(read, env_ids, positions)
-        self._refuse_overlaps(fields, env_ids, positions)
+        self._values.refuse_overlaps(fields, env_ids, positions)
         wanted = {path: fields[path] for path in paths}
-        return self.with_values(wanted, env_ids, positions, copied=True)
+        return self._values.with_values(wanted, env_ids, positions, copied=True)
 
     def gather_all(self) -> Batch:
         """Every row; see `ReplayBuffer.gather_all`."""
@@ -1666,30 +1392,13 @@ class GenerationReader(StartView):
         one makes a copy of the page. So a stray store neither ends the process, as on
         a read-only mapping, nor changes a row that was published.
         """
-        store, span, ring, field = (self._store, self.span, self._ring, self._schema[path])
-        placement = record_layout(self._schema)
+        span, slots, field = self.span, self._ring.slots, self._schema[path]
         first, stop = int(span.first[0]), int(span.stop[0])
         in_step = (span.first == first).all() and (span.stop == stop).all()
-        if (
-            not isinstance(store, MemmapStore)
-            or path in placement.served
-            or field.varies
-            or not in_step
-        ):
+        if field.varies or not in_step or (steps := self._store.map_field(path)) is None:
             return None
-        name = placement.large.get(path, RECORDS)
-        (file,) = [file for file in store.files if file.path.name == name]
-        mapping = file.map_private()
-        if name == RECORDS:
-            rows = np.frombuffer(mapping, placement.record)[path]
-        else:
-            rows = np.frombuffer(mapping, field.numpy).reshape(-1, *field.shape)
-        if ring.layout == "time_major":
-            steps = rows.reshape(ring.slots, ring.num_envs, *field.shape)
-        else:
-            steps = rows.reshape(ring.num_envs, ring.slots, *field.shape).swapaxes(0, 1)
-        begin, count = first % ring.slots, stop - first
-        ahead = min(count, ring.slots - begin)
+        begin, count = first % slots, stop - first
+        ahead = min(count, slots - begin)
         blocks = [steps[begin : begin + ahead]]
         return blocks if ahead == count else [*blocks, steps[: count - ahead]]
 

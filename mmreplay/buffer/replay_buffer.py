@@ -55,11 +55,9 @@ from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.schema import stated_num_envs
 from mmreplay.storage import disk_space
-from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.memory_usage import MemoryUsage, measure
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import Advise, ReadMode, ReadPolicy, Store
-from mmreplay.storage.zarr.engine import ZarrStore
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -407,7 +405,7 @@ class ReplayBuffer:
                     ended = opened.appender.unstored_ends.tolist()
             opened.seal = seal
             self._close_files()
-            if isinstance(store, ZarrStore) and not closed:
+            if store.sealing is not None and not closed:
                 store.sealing.raise_if_unsealed()
             if ended and self.path is not None:
                 count = len(ended)
@@ -716,15 +714,15 @@ class ReplayBuffer:
 
         It holds every row alive once the buffer is closed; before, the sealed ones.
         """
-        store = self._files.store
-        return store.path if isinstance(store, ZarrStore) else None
+        sealing = self._files.store.sealing
+        return None if sealing is None else sealing.path
 
     @property
     def compression(self) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them); of zarr only."""
         self._current()
-        store, heads = self._files.store, self._files.commit.heads
-        return store.compression(heads) if isinstance(store, ZarrStore) else {}
+        sealing, heads = self._files.store.sealing, self._files.commit.heads
+        return {} if sealing is None else sealing.compression(heads)
 
     def memory(self) -> MemoryUsage:
         """Measure what the buffer's files and this process have in memory."""
@@ -1448,12 +1446,11 @@ class ReplayBuffer:
             raise FailedError(f"{opened.name} is closed. Use ReplayBuffer.open(path).")
         reader = self._reader
         reader.refresh()
-        if opened.refuse_removed is not None and not opened.commit.moved:
-            # A reader's folder may be gone from its path, or replaced by a resize
-            # whose record it missed.
-            commit = opened.commit
-            if opened.refuse_removed() and isinstance(commit, CommitReader):
-                commit.moved = True
+        look = opened.refuse_removed
+        # A reader's folder may be gone from its path, or replaced by a resize whose
+        # record it missed.
+        if look is not None and not opened.commit.moved and look():
+            opened.commit.mark_moved()
         if self._files.commit.moved:
             self._follow_resize()
             reader = self._reader

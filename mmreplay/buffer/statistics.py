@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmreplay import kernels, strict_json
 from mmreplay.disk import files
 from mmreplay.disk.files import NO_BIRTH
-from mmreplay.disk.lock import held_by, locked
+from mmreplay.disk.lock import Owner
 from mmreplay.episodes.column_index import BYTES_A_ROW
 from mmreplay.errors import SchemaError
 from mmreplay.format import commit
@@ -257,4 +257,5 @@ def commit_facts(buffer: ReplayBuffer, folder: Path | None = None) -> dict[str, 
 
 
 def _writer(folder: Path) -> dict[str, Any] | None:
-    return (held_by(folder) or {}) if locked(folder) else None
+    owner = Owner(folder)
+    return owner.text if owner.alive else None

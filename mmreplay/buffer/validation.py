@@ -244,8 +244,8 @@ class StepValidator:
         return columns
 
     def _ragged(self, path: str, value: object, lead: tuple[int, ...]) -> Ragged:
-        """Check values of a field that varies; see `convert_varying`."""
-        column = convert_varying(self._schema.fields[path], value, path, lead)
+        """Check values of a field that varies; see `Field.convert`."""
+        column: Ragged = self._schema.fields[path].convert(value, path, lead)
         if path in self.unrounded:
             for given, items in _arrays(value, column):
                 self._rounded(path, given, items)
@@ -402,7 +402,7 @@ class StepValidator:
             if field.varies:
                 given_axes = leading_axes(field, value)
                 alone = self._num_envs == 1 and given_axes == len(lead) - 1
-                values = convert_varying(field, value, name, lead[:-1] if alone else lead)
+                values = field.convert(value, name, lead[:-1] if alone else lead)
                 finals[path] = values.reshape(*lead)
                 continue
             axes = len(lead) + len(field.shape)
@@ -467,7 +467,7 @@ class StepValidator:
             for path, leaf in self._final_leaves(cells[index], where).items():
                 name = f"final_observation/{path}{where}"
                 if path in ragged:
-                    one = convert_varying(self._schema[path], leaf, name, ())
+                    one = self._schema[path].convert(leaf, name, ())
                     ragged[path][index] = one.values
                     continue
                 # numpy makes one object array of numbers from equal shapes.

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
     from mmreplay.convert.description import Description
     from mmreplay.convert.registry import Format
-    from mmreplay.schema import Field
 
 PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 """Values that Python and JSON spell in two ways."""
@@ -366,17 +365,9 @@ def _print_plan(
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields
-    rows = [
-        [path, f.dtype if f.kind == "array" else f.kind, _shape_of(f)] for path, f in fields.items()
-    ]
+    rows = [[path, f.law.name(f), f.law.axes(f)] for path, f in fields.items()]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
     _print_notes(notes, reader.report.doubts)
-
-
-def _shape_of(field: Field) -> str:
-    if not field.varies:
-        return str(list(field.shape))
-    return f"[{', '.join([f'up to {field.max_length}', *map(str, field.inner)])}]"
 
 
 def _plan(

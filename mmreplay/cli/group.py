@@ -9,6 +9,7 @@ from mmreplay.cli import show
 
 if TYPE_CHECKING:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.schema import Schema
 
 
 def print_group(buffer: ReplayBuffer, json: bool) -> None:
@@ -17,7 +18,7 @@ def print_group(buffer: ReplayBuffer, json: bool) -> None:
     if json:
         show.print_json(facts)
     else:
-        _print(facts)
+        _print(facts, buffer.schema)
 
 
 def gather(buffer: ReplayBuffer) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def gather(buffer: ReplayBuffer) -> dict[str, Any]:
     }
 
 
-def _print(facts: dict[str, Any]) -> None:
+def _print(facts: dict[str, Any], schema: Schema) -> None:
     count = show.count
     whose = "mmreplay's" if facts["ours"] else "not mmreplay's"
     envs = show.plural(facts["num_envs"], "environment")
@@ -58,22 +59,10 @@ def _print(facts: dict[str, Any]) -> None:
             ),
         ],
     )
-    roles = {path: role for role, path in facts["roles"].items()}
-    rows = []
-    for field in facts["schema"]:
-        path = field["name"]
-        role = next((r for p, r in roles.items() if f"{path}/".startswith(f"{p}/")), "")
-        shape = str(list(field["shape"])) if field["shape"] else "scalar"
-        rows.append(
-            [
-                path,
-                field["dtype"],
-                shape,
-                role,
-                facts["arrays"].get(path, "derived from flags"),
-                facts["packed"].get(path, ""),
-            ]
-        )
+    rows = [
+        [*cells, facts["arrays"].get(path, "derived from flags"), facts["packed"].get(path, "")]
+        for path, cells in show.field_cells(schema).items()
+    ]
     titles = ["field", "dtype", "shape", "role", "array", "packed"]
     show.print_table(titles, rows, left=6)
     for kind in ("notes", "doubts"):

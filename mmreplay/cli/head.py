@@ -11,13 +11,8 @@ from mmreplay.cli.options import BufferPath, Json, check_env, parse_count, parse
 from mmreplay.errors import EmptyError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from mmreplay.buffer.replay_buffer import ReplayBuffer
-    from mmreplay.schema import Field
 
-INLINE_ELEMENTS = 4
 TEXT_CHARACTERS = 60
 """The most that a table shows of a text."""
 
@@ -77,34 +72,10 @@ def read(buffer: ReplayBuffer, env: int, count: int, newest: bool) -> list[dict[
         mark = "start" if position in starts else "" if inside else "final row"
         row: dict[str, Any] = {"position": position, "mark": mark}
         for path, column in columns.items():
-            row[path] = value_of(column[index], buffer.schema[path])
+            field = buffer.schema[path]
+            row[path] = field.law.summary(field, column[index])
         found.append(row)
     return found
-
-
-def value_of(value: NDArray[np.generic] | np.generic, field: Field) -> Any:
-    """A scalar, text or short array as it is, a long one by its range and mean."""
-    import numpy as np
-
-    from mmreplay.schema.convert import widen
-
-    if field.kind == "text":
-        # A damaged one is shown, too.
-        return np.asarray(value).tobytes().decode(errors="replace")
-    if field.kind == "bytes":
-        return {"bytes": int(np.asarray(value).size)}
-    array = widen(np.asarray(value), field)
-    if array.size <= INLINE_ELEMENTS:
-        return array.tolist()
-    wide = array.astype(np.float64)
-    return {
-        **({"items": len(array)} if field.varies else {}),
-        "dtype": field.dtype,
-        "shape": list(array.shape),
-        "min": array.min().item(),
-        "mean": float(wide.mean()),
-        "max": array.max().item(),
-    }
 
 
 def _cell(value: Any) -> str:

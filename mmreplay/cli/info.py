@@ -15,6 +15,7 @@ from mmreplay.cli.options import Json, MaybePath, usage_error
 
 if TYPE_CHECKING:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.schema import Schema
 
 # All rewards of a large ring would be minutes of reading: `stats` reads them.
 NEWEST_EPISODES = 100
@@ -50,7 +51,7 @@ def _print_buffer(path: Path, json: bool) -> None:
     if json:
         show.print_json(facts)
     else:
-        _print(str(path), facts)
+        _print(str(path), facts, buffer.schema)
         _warn_of_small_heap(path, facts)
 
 
@@ -101,7 +102,7 @@ def summary(values: Any) -> dict[str, float] | None:
         }
 
 
-def _print(name: str, facts: dict[str, Any]) -> None:
+def _print(name: str, facts: dict[str, Any], schema: Schema) -> None:
     count, format_size = show.count, show.format_size
     episodes, on_disk = facts["episodes"], facts["disk"]
     ring = f"{count(facts['capacity'])} rows x {show.plural(facts['num_envs'], 'env')}"
@@ -159,7 +160,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
             *_slow(facts),
         ],
     )
-    _print_schema(facts)
+    _print_schema(schema)
     _print_envs(facts)
 
 
@@ -263,19 +264,11 @@ def _holder(writer: dict[str, Any] | None) -> str:
     return f"pid {writer.get('pid', '?')} on {writer.get('host', '?')}"
 
 
-def _print_schema(facts: dict[str, Any]) -> None:
-    roles = {path: role for role, path in facts["roles"].items()}
-    rows = []
-    for field in facts["schema"]:
-        path = field["name"]
-        role = next((r for top, r in roles.items() if f"{path}/".startswith(f"{top}/")), "")
-        options = [option for option in ("mutable", "exact") if field[option]]
-        dtype, shape = field["dtype"], str(list(field["shape"]) or "scalar")
-        if "max_length" in field:
-            inner = [f"up to {field['max_length']}", *map(str, field["shape"][1:])]
-            dtype = dtype if field["kind"] == "array" else field["kind"]
-            shape = f"[{', '.join(inner)}]"
-        rows.append([path, dtype, shape, role, " ".join(options)])
+def _print_schema(schema: Schema) -> None:
+    rows = [
+        [*cells, " ".join(each for each in ("mutable", "exact") if getattr(schema[path], each))]
+        for path, cells in show.field_cells(schema).items()
+    ]
     show.print_table(["field", "dtype", "shape", "role", "options"], rows, left=5)
 
 

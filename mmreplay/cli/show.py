@@ -21,6 +21,7 @@ from mmreplay.arguments import format_size as format_size
 from mmreplay.arguments import printable as printable
 
 if TYPE_CHECKING:
+    from mmreplay.schema import Schema
     from mmreplay.stats import Progress
 
 PIPED_WIDTH = 160
@@ -100,6 +101,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     for row in rows:
         table.add_row(*(_text(cell) for cell in row))
     _print(table)
+
+
+def field_cells(schema: Schema) -> dict[str, list[str]]:
+    """Path, dtype, shape and role of each field, by path."""
+    found = {}
+    for path, field in schema.fields.items():
+        role = next((r for r, top in schema.roles.items() if f"{path}/".startswith(f"{top}/")), "")
+        shape = field.law.axes(field) if field.shape else "scalar"
+        found[path] = [path, field.law.name(field), shape, role]
+    return found
 
 
 def _text(cell: str) -> Text:

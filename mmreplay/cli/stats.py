@@ -10,6 +10,7 @@ from mmreplay.cli.info import summary
 from mmreplay.cli.options import BufferPath, Json
 
 if TYPE_CHECKING:
+    from mmreplay.schema import Field
     from mmreplay.stats import EpisodeTable, Moments
 
 
@@ -32,11 +33,8 @@ def stats(path: BufferPath, json: Json = False) -> None:
     if json:
         show.print_json(_facts(counts, moments, episodes))
     else:
-        names = {
-            each: each if fields[each].kind == "array" else f"{each} (its bytes)"
-            for each in moments
-        }
-        _print(str(path), counts, {names[p]: m for p, m in moments.items()}, episodes)
+        rows = [_row(each, fields[each], found) for each, found in moments.items()]
+        _print(str(path), counts, rows, episodes)
 
 
 def _facts(
@@ -53,25 +51,23 @@ def _facts(
     }
 
 
+def _row(path: str, field: Field, found: Moments) -> list[str]:
+    """The cells of a field: of text and bytes what is known of their lengths."""
+    number, law = show.number, field.law
+    limits = [found.min, found.max, found.mean]
+    cells = [number(each) for each in limits]
+    if law.numeric and found.count:
+        cells = [law.label(field, each) or text for each, text in zip(limits, cells, strict=True)]
+    name = path if law.numeric else f"{path} (its bytes)"
+    return [name, *cells, number(found.std), show.count(found.count), show.count(found.nonfinite)]
+
+
 def _print(
-    name: str, counts: dict[str, int], moments: dict[str, Moments], episodes: EpisodeTable
+    name: str, counts: dict[str, int], fields: list[list[str]], episodes: EpisodeTable
 ) -> None:
     number = show.number
-    show.print_table(
-        ["field", "min", "max", "mean", "std", "elements", "not finite"],
-        [
-            [
-                path,
-                number(m.min),
-                number(m.max),
-                number(m.mean),
-                number(m.std),
-                show.count(m.count),
-                show.count(m.nonfinite),
-            ]
-            for path, m in moments.items()
-        ],
-    )
+    titles = ["field", "min", "max", "mean", "std", "elements", "not finite"]
+    show.print_table(titles, fields)
     whole = episodes.pick(episodes.whole)
     rows = []
     for what, values in (("return", whole.returns), ("length", whole.lengths)):

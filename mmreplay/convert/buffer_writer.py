@@ -48,7 +48,6 @@ from mmreplay.storage import disk_space
 from mmreplay.storage.layout import HEAP, SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
-from mmreplay.storage.zarr.engine import ZarrStore
 
 NO_FLAGS = ALL_FLAGS + 1
 """Stands for the flags of the row before an environment's first."""
@@ -211,8 +210,8 @@ class BufferWriter(Writer):
         assert self._new is not None
         if not one_env(block.env_ids):
             block = block.take(np.argsort(block.env_ids, kind="stable"))
-        if isinstance(self._new.store, ZarrStore):
-            yield from self._through_heap(block, self._values, self._new.store)
+        if (sealing := self._new.store.sealing) is not None:
+            yield from self._through_heap(block, self._values, sealing.steps)
             return
         env_ids, flags = block.env_ids, block.flags
         columns = self._values.store_rows(block.columns, env_ids, flags)
@@ -226,16 +225,16 @@ class BufferWriter(Writer):
             )
         yield Block(columns, env_ids, block.positions, flags)
 
-    def _through_heap(self, block: Block, values: ValueCopier, store: ZarrStore) -> Iterator[Block]:
-        """Store the values of rows that shards take from the heap.
+    def _through_heap(self, block: Block, values: ValueCopier, steps: int) -> Iterator[Block]:
+        """Store the values of rows that shards of so many steps take from the heap.
 
         So many at a time as a shard has: the heap holds their values beside those that
         wait for their shard. Each part is written before the next one is asked for.
         """
         begins = [0, *(np.flatnonzero(np.diff(block.env_ids)) + 1).tolist(), len(block)]
         for first, stop in pairwise(begins):
-            for at in range(first, stop, store.sealing.steps):
-                some = block.rows(at, min(at + store.sealing.steps, stop))
+            for at in range(first, stop, steps):
+                some = block.rows(at, min(at + steps, stop))
                 columns = values.store(
                     some.columns,
                     some.env_ids,

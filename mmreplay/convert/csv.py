@@ -453,15 +453,7 @@ def open_plain(
     guessed = survey.dtypes(notes)
     varying = survey.texts(notes)
     if not guessed and not varying.keys() & dtypes.keys():
-        # Any file of words is such a table, too.
-        way_out = "Name the format by --from"
-        if len(survey.names) == 1 and re.search(r"[;\t|]", survey.names[0]):
-            way_out = "Separate columns by commas"
-        elif varying:
-            way_out = f"Pass dtypes={{{next(iter(varying))!r}: {TEXT!r}}} to read text"
-        raise FormatError(
-            f"{path} has no row or no column of numbers among {survey.names[:20]}. {way_out}."
-        )
+        raise _no_table(path, survey.names, varying)
     if all(_is_number(name) for name in survey.names):
         notes.doubt(
             f"all columns have numbers as names ({', '.join(survey.names[:5])}): the "
@@ -469,28 +461,9 @@ def open_plain(
         )
     fields = group(survey.names, guessed, notes)
     kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape) in fields.items()}
-    for name in varying.keys() & dtypes.keys():
-        if dtypes[name] != TEXT:
-            raise SchemaError(
-                f"dtypes must be {TEXT!r} for column {name!r} of {path}, which holds "
-                f"text, got {dtypes[name]!r}. Leave it out, or correct the file."
-            )
-    names = [*kinds, *varying]
-    unknown = sorted(set(dtypes) - set(names))
-    if unknown:
-        raise SchemaError(
-            f"dtypes must name fields of {path} ({', '.join(names[:20])}), got "
-            f"{unknown[0]!r}. {meant(unknown[0], names, 'Check the spelling.')}"
-        )
+    _check_names(path, dtypes, kinds, varying)
     cells = Cells(kinds | dict.fromkeys(varying, ("uint8", ())), varying)
-    guesses = [name for name in kinds if name not in dtypes]
-    for field in guesses:
-        rounded = survey.inexact.intersection(cells.columns_of([field]))
-        if cells.kinds[field][0] == "float64" and rounded:
-            notes.doubt(
-                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
-                "they were rounded"
-            )
+    _doubt_rounded(cells, dtypes, survey.inexact, notes)
     types = {name: pa.string() for name in survey.names} | cells.types()
 
     def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
@@ -514,6 +487,48 @@ def open_plain(
     return in_place(
         TableReader(path, kinds, survey.rows, batches, notes, columns, varying, autoreset)
     )
+
+
+def _no_table(path: Path, names: list[str], varying: Mapping[str, Field]) -> FormatError:
+    """The error for a file of words, which any such file is a table of."""
+    way_out = "Name the format by --from"
+    if len(names) == 1 and re.search(r"[;\t|]", names[0]):
+        way_out = "Separate columns by commas"
+    elif varying:
+        way_out = f"Pass dtypes={{{next(iter(varying))!r}: {TEXT!r}}} to read text"
+    return FormatError(f"{path} has no row or no column of numbers among {names[:20]}. {way_out}.")
+
+
+def _check_names(
+    path: Path, dtypes: Mapping[str, str], kinds: Kinds, varying: Mapping[str, Field]
+) -> None:
+    """Refuse dtypes of columns of text, and of columns that are not there."""
+    for name in varying.keys() & dtypes.keys():
+        if dtypes[name] != TEXT:
+            raise SchemaError(
+                f"dtypes must be {TEXT!r} for column {name!r} of {path}, which holds "
+                f"text, got {dtypes[name]!r}. Leave it out, or correct the file."
+            )
+    names = [*kinds, *varying]
+    unknown = sorted(set(dtypes) - set(names))
+    if unknown:
+        raise SchemaError(
+            f"dtypes must name fields of {path} ({', '.join(names[:20])}), got "
+            f"{unknown[0]!r}. {meant(unknown[0], names, 'Check the spelling.')}"
+        )
+
+
+def _doubt_rounded(
+    cells: Cells, dtypes: Mapping[str, str], inexact: set[str], notes: Notes
+) -> None:
+    """Doubt the guess of float64 for fields with integers that it cannot hold."""
+    for field, (dtype, _) in cells.kinds.items():
+        rounded = inexact.intersection(cells.columns_of([field]))
+        if field not in dtypes and dtype == "float64" and rounded:
+            notes.doubt(
+                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
+                "they were rounded"
+            )
 
 
 def _is_number(name: str) -> bool:
@@ -710,6 +725,21 @@ def group(names: list[str], dtypes: Mapping[str, str], notes: Notes) -> dict[str
         dtypes: By column, for columns that can be fields.
         notes: Receives doubts about vectors that lack a column.
     """
+    vectors = _vectors(names, dtypes, notes)
+    found: dict[str, Kind] = {}
+    for name in names:
+        match = PARTED.fullmatch(name)
+        field = match[1] if match else name
+        if columns := vectors.get(field, []):
+            kind = _widest([dtypes[column] for column in columns])
+            found.setdefault(field, (kind, (len(columns),)))
+        elif name in dtypes:
+            found[name] = (dtypes[name], ())
+    return found
+
+
+def _vectors(names: list[str], dtypes: Mapping[str, str], notes: Notes) -> dict[str, list[str]]:
+    """The columns of each vector, in order, if none of them is missing."""
     elements: dict[str, set[int]] = defaultdict(set)
     for name in names:
         if (match := PARTED.fullmatch(name)) and match[1] not in names:
@@ -725,16 +755,7 @@ def group(names: list[str], dtypes: Mapping[str, str], notes: Notes) -> dict[str
                 f"columns {field}.{min(numbers)} to {field}.{max(numbers)} are fields "
                 f"of their own: {field}.{missing} is missing"
             )
-    found: dict[str, Kind] = {}
-    for name in names:
-        match = PARTED.fullmatch(name)
-        field = match[1] if match else name
-        if columns := vectors.get(field, []):
-            kind = _widest([dtypes[column] for column in columns])
-            found.setdefault(field, (kind, (len(columns),)))
-        elif name in dtypes:
-            found[name] = (dtypes[name], ())
-    return found
+    return vectors
 
 
 def _widest(dtypes: list[str]) -> str:

@@ -413,7 +413,7 @@ def check_of(kind: Any) -> tuple[str, Check]:
     if pa.types.is_boolean(kind):
         return "true or false", lambda cell: cell in TRUE or cell in FALSE
     if pa.types.is_integer(kind):
-        info = np.iinfo(kind.to_pandas_dtype())
+        info = np.iinfo(str(kind))
         low, high = int(info.min), int(info.max)
         legal = f"an integer in [{low}, {high}]"
         return legal, lambda cell: _is_integer(cell, low, high)

@@ -29,10 +29,9 @@ from mmreplay.convert.episode_ends import first_rows, one_env
 from mmreplay.disk.files import KEEPS_PAGES, File, file_system
 from mmreplay.errors import FailedError, undone_by
 from mmreplay.ring import Ring, Run, Span, runs
-from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, packer, record_layout
-from mmreplay.storage.memmap import STAGE_NBYTES, MemmapStore
+from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, RecordLayout, packer
+from mmreplay.storage.memmap import STAGE_NBYTES
 from mmreplay.storage.store import CheckedStore
-from mmreplay.storage.zarr.engine import ZarrStore
 
 SYNC_NBYTES = 64 << 20
 """Bytes after which what was written so far is synced, so that the sync at the end
@@ -95,8 +94,8 @@ def open_direct_writer(store: CheckedStore, paths: list[str], span: Span) -> Dir
     """
     ring = store.ring
     contiguous = ring.layout == "env_major" or ring.num_envs == 1
-    if isinstance(store, MemmapStore) and contiguous:
-        return FileWriter(store, paths, span)
+    if store.placement is not None and contiguous:
+        return FileWriter(store, store.placement, paths, span)
     return StoreWriter(store, paths, span)
 
 
@@ -107,11 +106,12 @@ class FileWriter:
     or of one environment: rows that follow each other lie next to each other.
     """
 
-    def __init__(self, store: MemmapStore, paths: list[str], span: Span) -> None:
-        """Write into a store; see `open_direct_writer`."""
+    def __init__(
+        self, store: CheckedStore, layout: RecordLayout, paths: list[str], span: Span
+    ) -> None:
+        """Write into a store whose files have this layout; see `open_direct_writer`."""
         ring, schema = store.ring, store.schema
         self._store, self._ring, self._paths = store, ring, paths
-        layout = record_layout(schema)
         self._large = layout.large
         self._files = {file.path.name: file for file in store.files}
         self._row_nbytes = {
@@ -235,7 +235,7 @@ class StoreWriter:
         else:
             where = env_runs(ring, env_ids, positions)
         self._store.write(where, columns, block.flags)
-        if not isinstance(self._store, ZarrStore):  # which syncs what it seals
+        if self._store.sealing is None:  # which syncs what it seals
             self._syncs.count(len(block) * self._row_nbytes)
         # An assignment with repeated indices keeps the last value, of the newest row.
         self._next[env_ids] = positions + 1

@@ -19,9 +19,10 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -80,7 +81,8 @@ Vectors = Literal["auto", "list", "binary"]
 MAX_LIST_VALUES = 1024
 """Of the longest vector that is a list by default."""
 NARROW = {"int8", "int16", "uint8", "uint16", "bfloat16"}
-TYPES = {name: pa.from_numpy_dtype(storage_dtype(name)) for name in DTYPES if name != "bfloat16"}
+TYPES = {name: pa.from_numpy_dtype(storage_dtype(name)) for name in DTYPES}
+"""Arrow type of the values of each dtype as they are stored: of bfloat16 its bits."""
 ITEM = "element"
 """Parquet's name of the values of a list."""
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
@@ -378,60 +380,105 @@ def open_plain(
         FormatError: Columns differ between files, or take too much memory.
     """
     notes = Notes()
-    common = CommonColumns()
-    rows = stored = 0
-    expanding: dict[str, str] = {}
-    begin = paths[0]
-    for each in paths:
-        with closing(ParquetFile(each)) as file:
-            common.add(file)
-            if not rows:
-                # Of lists, only rows tell the length.
-                begin = each
-            for name in file.schema.names:
-                file.refuse_long(name)
-                if may_vary(file.schema.field(name).type):
-                    try:
-                        file.refuse_expanding(name, allow_expansion)
-                    except FormatError as error:
-                        expanding[name] = str(error)
-            rows, stored = rows + file.rows, stored + file.nbytes
-    types = common.types
-    common.note(notes)
-    with closing(ParquetFile(begin, types)) as file:
-        kinds = _find(file, types)
-    candidates = [name for name in types if may_vary(types[name])]
-    surveyed, nbytes = _survey_values(
-        paths, [name for name in candidates if name not in expanding], kinds, types
-    )
-    varying = {name: found for name, found in surveyed.items() if found is not None}
-    kinds = {
-        name: kind for name, kind in kinds.items() if name not in surveyed and name not in expanding
-    }
-    for name in types:
-        if name not in kinds and name not in varying:
-            note = f"column {name!r} of {types[name]} cannot be a field"
-            if name in surveyed:
-                note += ", as it has empty values (null) or differs in several axes"
-            note = expanding.get(name, f"{note}, and was left out")
-            if pa.types.is_null(types[name]):
-                # It has no values to lose.
-                left_out(notes, name, note)
-            else:
-                notes.doubt(note)
+    files = _PartFiles(paths, allow_expansion)
+    types, expanding = files.common.types, files.expanding
+    files.common.note(notes)
+    with closing(ParquetFile(files.begin, types)) as file:
+        kinds = _find(file, types, expanding)
+    candidates = [name for name, kind in types.items() if may_vary(kind) and name not in expanding]
+    lists = _survey_values(paths, candidates, kinds, types)
+    uneven = {name: each.field(types[name]) for name, each in lists.items() if not each.fixed}
+    varying = {name: field for name, field in uneven.items() if field is not None}
+    kinds = {name: kind for name, kind in kinds.items() if name not in uneven}
+    _note_left_out(notes, types, {*kinds, *varying}, uneven, expanding)
     for name, field in varying.items():
         notes.note(f"column {name!r} varies from row to row: {field.description}")
     if len(paths) > 1:
         notes.note(f"{len(paths)} files were read, in the order of their names")
     row_nbytes = sum(array_nbytes(dtype, shape) for dtype, shape in kinds.values())
-    nbytes += rows * row_nbytes
-    refuse_expansion(path, nbytes, stored, allow_expansion)
+    nbytes = files.rows * row_nbytes + sum(lists[name].nbytes for name in uneven)
+    refuse_expansion(path, nbytes, files.nbytes, allow_expansion)
 
-    def batches(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
-        done = 0
+    batches = partial(files.batches, kinds, varying, notes)
+    shown = {name: str(kind) for name, kind in types.items()}
+    return in_place(TableReader(path, kinds, files.rows, batches, notes, shown, varying, autoreset))
+
+
+def _note_left_out(
+    notes: Notes,
+    types: Mapping[str, Any],
+    held: set[str],
+    uneven: Container[str],
+    expanding: Mapping[str, str],
+) -> None:
+    """Note which columns can be no fields, and why."""
+    for name, kind in types.items():
+        if name in held:
+            continue
+        note = f"column {name!r} of {kind} cannot be a field"
+        if name in uneven:
+            note += ", as it has empty values (null) or differs in several axes"
+        note = expanding.get(name, f"{note}, and was left out")
+        if pa.types.is_null(kind):
+            # It has no values to lose.
+            left_out(notes, name, note)
+        else:
+            notes.doubt(note)
+
+
+class _PartFiles:
+    """The files of a table, and what their footers say.
+
+    Attributes:
+        common: Their columns.
+        rows: Of all files.
+        nbytes: Of all files.
+        begin: The first file that has rows, the first one if none has: of lists, only
+            rows tell the length.
+        expanding: By name, why a column of values that vary is not read.
+    """
+
+    def __init__(self, paths: list[Path], allow_expansion: bool) -> None:
+        self._paths = paths
+        self.common = CommonColumns()
+        self.rows = self.nbytes = 0
+        self.begin = paths[0]
+        self.expanding: dict[str, str] = {}
         for path in paths:
-            with closing(ParquetFile(path, types)) as file:
-                common.check(file)
+            with closing(ParquetFile(path)) as file:
+                self.common.add(file)
+                if not self.rows:
+                    self.begin = path
+                for name in file.schema.names:
+                    file.refuse_long(name)
+                    if may_vary(file.schema.field(name).type):
+                        try:
+                            file.refuse_expanding(name, allow_expansion)
+                        except FormatError as error:
+                            self.expanding[name] = str(error)
+                self.rows, self.nbytes = self.rows + file.rows, self.nbytes + file.nbytes
+
+    def batches(
+        self,
+        kinds: Kinds,
+        varying: Mapping[str, Field],
+        notes: Notes,
+        rows: int,
+        names: tuple[str, ...],
+    ) -> Iterator[Columns]:
+        """Rows of one file after the other; see `undescribed.Batches`.
+
+        Args:
+            kinds: Dtype name and row shape, of the columns of one length.
+            varying: The fields of the others.
+            notes: Receives what was filled in.
+            rows: Of a batch, at most.
+            names: Columns.
+        """
+        done = 0
+        for path in self._paths:
+            with closing(ParquetFile(path, self.common.types)) as file:
+                self.common.check(file)
                 long = [name for name in names if name in varying]
                 for batch in file.split_batches(rows, names, long):
                     values = {
@@ -442,9 +489,6 @@ def open_plain(
                     found = {**_columns(file, fixed, kinds, done, notes), **values}
                     yield {name: found[name] for name in names}
                     done += len(next(iter(batch.values())))
-
-    shown = {name: str(kind) for name, kind in types.items()}
-    return in_place(TableReader(path, kinds, rows, batches, notes, shown, varying, autoreset))
 
 
 def _values_of(file: ParquetFile, name: str, array: Any, field: Field, done: int) -> Any:
@@ -462,72 +506,91 @@ def _values_of(file: ParquetFile, name: str, array: Any, field: Field, done: int
 
 def _survey_values(
     paths: list[Path], names: list[str], even: Kinds, types: Mapping[str, Any]
-) -> tuple[dict[str, Field | None], int]:
-    """Fields that hold columns whose values vary, after one pass over them.
+) -> dict[str, _Values]:
+    """What the values of columns are like, after one pass over them.
 
     Args:
         paths: The files.
         names: Columns of strings, bytes or lists.
         even: By the first rows those that may be lists of one length.
         types: Of the columns, see `CommonColumns`.
-
-    Returns:
-        By name, without the lists of one length, None where a value is missing, or
-        where more than one axis varies; and bytes of all their values.
     """
-    nbytes = dict.fromkeys(names, 0)
-    longest: dict[str, int] = dict.fromkeys(names, 0)
-    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-    missing: set[str] = set()
-    unfit: set[str] = set()
-    uneven = {name for name in names if name not in even}
+    found = {name: _Values(even[name][1] if name in even else None) for name in names}
     for path in paths if names else []:
         with closing(ParquetFile(path, types)) as file:
             for batch in file.split_batches(READ_ROWS, names, names):
                 for name in names:
-                    array = _storage(batch[name])
-                    nbytes[name] += int(row_nbytes_of(array).sum())
-                    # A missing list has no length. How many values a file holds does
-                    # not tell: it counts an empty list as one.
-                    if name not in uneven and (
-                        array.null_count or lengths_differ(array, even[name][1]) is not None
-                    ):
-                        uneven.add(name)
-                    if has_nulls(array):
-                        missing.add(name)
-                        continue
-                    lengths = np.diff(_offsets(array))
-                    longest[name] = max(longest[name], int(lengths.max(initial=0)))
-                    if is_bytes(array.type) or not lengths.any():
-                        continue
-                    items = array.flatten()
-                    kind = kinds.get(name) or kind_of(items[:1])
-                    if kind is None or lengths_differ(items, kind[1]) is not None:
-                        unfit.add(name)
-                    else:
-                        kinds[name] = kind
-    found: dict[str, Field | None] = {}
-    for name in names:
-        if name not in uneven or (name in unfit and name in even.keys() - missing):
-            # Where lists in lists differ from the first row's, their row is refused
-            # as it is read.
-            continue
-        kind_ = _stored_type(types[name])
-        # The next rows may be a little longer.
-        limit = 1 << max(0, longest[name] - 1).bit_length()
-        if name in missing or name in unfit:
-            found[name] = None
-        elif is_bytes(kind_):
-            make = Field.text if is_text(kind_) else Field.bytes
-            found[name] = make(limit)
+                    found[name].add(_storage(batch[name]))
+    return found
+
+
+class _Values:
+    """What is known of the values of a column of strings, bytes or lists.
+
+    Attributes:
+        nbytes: Of all of them.
+    """
+
+    def __init__(self, shape: tuple[int, ...] | None) -> None:
+        """Nothing is known yet but the shape of the first row.
+
+        Args:
+            shape: Of a list of numbers; None where it is none, or has no shape.
+        """
+        self.nbytes = self._longest = 0
+        self._shape, self._uneven = shape, shape is None
+        self._kind: tuple[str, tuple[int, ...]] | None = None
+        self._missing = self._unfit = False
+
+    def add(self, array: Any) -> None:
+        """Look at the values of some rows."""
+        self.nbytes += int(row_nbytes_of(array).sum())
+        # A missing list has no length. How many values a file holds does not tell: it
+        # counts an empty list as one.
+        self._uneven = self._uneven or bool(
+            array.null_count or lengths_differ(array, self._shape or ()) is not None
+        )
+        if has_nulls(array):
+            self._missing = True
+            return
+        lengths = np.diff(_offsets(array))
+        self._longest = max(self._longest, int(lengths.max(initial=0)))
+        if is_bytes(array.type) or not lengths.any():
+            return
+        items = array.flatten()
+        kind = self._kind or kind_of(items[:1])
+        if kind is None or lengths_differ(items, kind[1]) is not None:
+            self._unfit = True
         else:
-            dtype, inner = kinds.get(name, (_name_of(_leaf_type(kind_)) or "", ()))
-            found[name] = Field((None, *inner), dtype, max_length=limit)
-    return found, sum(nbytes[name] for name in found)
+            self._kind = kind
+
+    @property
+    def fixed(self) -> bool:
+        """Whether they are lists of one length, or refused as they are read.
+
+        That is where lists in lists differ from the first row's.
+        """
+        even_outside = self._unfit and self._shape is not None and not self._missing
+        return not self._uneven or even_outside
+
+    def field(self, column: Any) -> Field | None:
+        """The field that holds them where they vary, by the type of the column.
+
+        None where a value is missing, or where more than one axis varies.
+        """
+        if self._missing or self._unfit:
+            return None
+        kind = _stored_type(column)
+        # The next rows may be a little longer.
+        limit = 1 << max(0, self._longest - 1).bit_length()
+        if is_bytes(kind):
+            return Field.text(limit) if is_text(kind) else Field.bytes(limit)
+        dtype, inner = self._kind or (_name_of(_leaf_type(kind)) or "", ())
+        return Field((None, *inner), dtype, max_length=limit)
 
 
-def _find(file: ParquetFile, types: Mapping[str, Any]) -> Kinds:
-    """The columns that can be fields by their types and first rows."""
+def _find(file: ParquetFile, types: Mapping[str, Any], left_out: Container[str]) -> Kinds:
+    """The columns that can be fields by their types and first rows, but for some."""
     numeric = [name for name, kind in types.items() if holds_numbers(kind)]
     first = next(file.batches(1, numeric), {}) if numeric else {}
     kinds = {}
@@ -537,7 +600,7 @@ def _find(file: ParquetFile, types: Mapping[str, Any]) -> Kinds:
             found = kind_of(first[name])
         elif not is_variable(types[name]):
             found = kind_of(no_rows(types[name]))
-        if found is not None:
+        if found is not None and name not in left_out:
             kinds[name] = found
     return kinds
 
@@ -648,7 +711,11 @@ def _common_type(one: Any, other: Any) -> Any:
         if fixed and one.list_size == other.list_size:
             return pa.list_(item, one.list_size)
         return pa.list_(item)
-    names = [_name_of(one), _name_of(other)]
+    return _common_number(_name_of(one), _name_of(other))
+
+
+def _common_number(*names: str | None) -> Any:
+    """The type that holds the numbers of two dtypes, as in `_common_type`."""
     known = [name for name in names if name is not None and name != "bool"]
     if len(known) < 2:
         return None
@@ -866,15 +933,9 @@ class ParquetFile:
             yield from self.batches(rows, names)
             return
         # The average row tells how many are asked for; what comes is cut again.
-        leaves = {name: self.leaves(name) for name in varying}
-        row_nbytes = sum(leaf.row_nbytes for each in leaves.values() for leaf in each)
+        row_nbytes = sum(leaf.row_nbytes for name in varying for leaf in self.leaves(name))
         rows = max(1, min(rows, int(VALUES_NBYTES / max(1.0, row_nbytes))))
-        dictionaries = [
-            name
-            for name in varying
-            if is_bytes(self.schema.field(name).type)
-            and (name in self._coded or any(leaf.dictionaries for leaf in leaves[name]))
-        ]
+        dictionaries = [name for name in varying if self._has_dictionaries(name)]
         with parquet_errors(self.path):
             parquet = self._opened(dictionaries) if dictionaries else self._parquet
             batches = parquet.iter_batches(rows, columns=list(names))
@@ -894,6 +955,12 @@ class ParquetFile:
                         cut[name] = array
                 yield cut
             done += len(nbytes)
+
+    def _has_dictionaries(self, name: str) -> bool:
+        """Whether a column is of strings or bytes that may come as entries of some."""
+        return is_bytes(self.schema.field(name).type) and (
+            name in self._coded or any(leaf.dictionaries for leaf in self.leaves(name))
+        )
 
     def _counted(self, batches: Iterator[Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
         done = 0
@@ -1345,7 +1412,7 @@ def column_of(name: str, dtype: str, shape: tuple[int, ...], vectors: str) -> An
             f"field {name!r} of shape {list(shape)} has no values, and parquet cannot "
             "store empty arrays. Leave it out with fields=, or export to npz."
         )
-    item = TYPES["uint16" if dtype == "bfloat16" else dtype]
+    item = TYPES[dtype]
     metadata = {"dtype": dtype, "shape": json.dumps(list(shape))}
     if not shape:
         kind = item
@@ -1372,7 +1439,7 @@ def varying_column_of(name: str, field: Field) -> Any:
 def _varying_type(field: Field) -> Any:
     if field.kind != "array":
         return pa.string() if field.kind == "text" else pa.binary()
-    kind = TYPES["uint16" if field.dtype == "bfloat16" else field.dtype]
+    kind = TYPES[field.dtype]
     for axis in reversed(field.inner):
         kind = pa.list_(pa.field(ITEM, kind, nullable=False), axis)
     return pa.list_(pa.field(ITEM, kind, nullable=False))
@@ -1389,7 +1456,7 @@ def fits_varying(kind: Any, field: Field) -> bool:
     while pa.types.is_fixed_size_list(kind):
         axes.append(kind.list_size)
         kind = kind.value_type
-    item = TYPES["uint16" if field.dtype == "bfloat16" else field.dtype]
+    item = TYPES[field.dtype]
     return bool(kind == item and tuple(axes) == field.inner)
 
 
@@ -1562,7 +1629,7 @@ def fits(kind: Any, dtype: str, shape: tuple[int, ...]) -> bool:
     while pa.types.is_fixed_size_list(kind):
         size *= kind.list_size
         kind, lists = kind.value_type, True
-    item = TYPES["uint16" if dtype == "bfloat16" else dtype]
+    item = TYPES[dtype]
     return bool(kind == item and size == count and lists == bool(shape))
 
 

@@ -90,6 +90,15 @@ class Leaf:
     dictionaries: bool = False
     repeats: bool = False
 
+    def add(self, pages: Pages, num_values: int, rows: int) -> None:
+        """Count the pages of another row group, and the values in them."""
+        self.values = max(self.values, num_values)
+        self.total += num_values
+        self.group_nbytes = max(self.group_nbytes, pages.nbytes)
+        self.row_nbytes = max(self.row_nbytes, pages.nbytes / max(1, rows))
+        self.dictionaries |= pages.dictionary
+        self.repeats |= pages.repeats
+
 
 @dataclass(frozen=True, slots=True)
 class Pages:
@@ -129,22 +138,7 @@ def check(file: File) -> Footer:
             f"{file.path} must have at most {MAX_CHUNKS} column chunks, got "
             f"{num_chunks}. Write it with larger row groups."
         )
-    packed = 0
-    for group in groups:
-        for column in group.get(COLUMNS, []):
-            chunk = column.get(META, {})
-            numbers = [chunk.get(key) for key in (TYPE, NUM_VALUES, PACKED, DATA)]
-            numbers.append(chunk.get(DICTIONARY, 0))
-            if FILE_PATH in column or NAMES not in chunk or not all(map(_is_count, numbers)):
-                got = "a column that is outside this file"
-                raise _malformed(file, f"the footer at byte {end}", got)
-            packed += chunk[PACKED]
-    # Before any page is read: columns over each other would be read over and over.
-    if packed > end:
-        raise CorruptError(
-            f"{file.path}: columns take more than the {end} bytes before the footer. "
-            "The file is damaged."
-        )
+    _check_chunks(file, end, groups)
     leaves: dict[str, Leaf] = {}
     for group in groups:
         unpacked = 0
@@ -157,14 +151,7 @@ def check(file: File) -> Footer:
                 pages = _check_pages(file, chunk, end)
             unpacked += pages.largest
             path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
-            leaf = leaves.setdefault(path, Leaf())
-            leaf.values = max(leaf.values, chunk[NUM_VALUES])
-            leaf.total += chunk[NUM_VALUES]
-            leaf.group_nbytes = max(leaf.group_nbytes, pages.nbytes)
-            share = pages.nbytes / max(1, group[GROUP_ROWS])
-            leaf.row_nbytes = max(leaf.row_nbytes, share)
-            leaf.dictionaries |= pages.dictionary
-            leaf.repeats |= pages.repeats
+            leaves.setdefault(path, Leaf()).add(pages, chunk[NUM_VALUES], group[GROUP_ROWS])
         if unpacked > MAX_PAGES_NBYTES:
             raise FormatError(
                 f"{file.path}: a page of every column must take at most "
@@ -172,6 +159,31 @@ def check(file: File) -> Footer:
                 "smaller pages."
             )
     return Footer(footer[NUM_ROWS], leaves)
+
+
+def _check_chunks(file: File, end: int, groups: list[dict[int, Any]]) -> None:
+    """Check what the footer says of each column, before any page is read.
+
+    Columns over each other would be read over and over.
+
+    Raises:
+        CorruptError: One lies where it cannot be, or they take more than the file.
+    """
+    packed = 0
+    for group in groups:
+        for column in group.get(COLUMNS, []):
+            chunk = column.get(META, {})
+            numbers = [chunk.get(key) for key in (TYPE, NUM_VALUES, PACKED, DATA)]
+            numbers.append(chunk.get(DICTIONARY, 0))
+            if FILE_PATH in column or NAMES not in chunk or not all(map(_is_count, numbers)):
+                got = "a column that is outside this file"
+                raise _malformed(file, f"the footer at byte {end}", got)
+            packed += chunk[PACKED]
+    if packed > end:
+        raise CorruptError(
+            f"{file.path}: columns take more than the {end} bytes before the footer. "
+            "The file is damaged."
+        )
 
 
 def _read_footer(file: File) -> tuple[int, dict[int, Any]]:
@@ -269,6 +281,8 @@ MAX_DEPTH = 24
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 KINDS = {int: (I16, I32, I64), bytes: (BINARY,), list: (LIST, SET), dict: (STRUCT,)}
 """Kinds of a value by the pattern that keeps it."""
+NBYTES = {TRUE: 0, FALSE: 0, BYTE: 1, DOUBLE: 8}
+"""Of the kinds that no pattern keeps; the head of a field of a struct says a bool."""
 
 
 class MalformedThrift(ValueError):
@@ -332,19 +346,7 @@ class Thrift:
         if kind == STRUCT:
             return self.struct(pattern, depth + 1)
         if kind in (LIST, SET):
-            head = self._byte()
-            kind, size = head & 15, head >> 4
-            size = self._fitting(size if size < 15 else self._varint())
-            if pattern is not None:
-                inner = pattern[0]
-                return [self._value(kind, inner, depth + 1) for _ in range(size)]
-            if kind in (TRUE, FALSE):
-                # A bool in a list takes a byte, unlike one in a struct.
-                self._skip(size)
-                return None
-            for _ in range(size):
-                self._value(kind, None, depth + 1)
-            return None
+            return self._list(pattern, depth)
         if kind == MAP:
             size = self._fitting(self._varint())
             kinds = self._byte() if size else 0
@@ -352,12 +354,26 @@ class Thrift:
                 self._value(kinds >> 4, None, depth + 1)
                 self._value(kinds & 15, None, depth + 1)
             return None
-        if kind in (BYTE, DOUBLE):
-            self._skip(1 if kind == BYTE else 8)
-            return None
-        if kind in (TRUE, FALSE):
+        if kind in NBYTES:
+            self._skip(NBYTES[kind])
             return None
         raise MalformedThrift(f"a value of kind {kind} at byte {self.at}")
+
+    def _list(self, pattern: Any, depth: int) -> list[Any] | None:
+        """The values of a list or set, or None if there is no pattern."""
+        head = self._byte()
+        kind, size = head & 15, head >> 4
+        size = self._fitting(size if size < 15 else self._varint())
+        if pattern is not None:
+            inner = pattern[0]
+            return [self._value(kind, inner, depth + 1) for _ in range(size)]
+        if kind in (TRUE, FALSE):
+            # A bool in a list takes a byte, unlike one in a struct.
+            self._skip(size)
+            return None
+        for _ in range(size):
+            self._value(kind, None, depth + 1)
+        return None
 
     def _fitting(self, size: int) -> int:
         """Return the number of a list's elements; each takes at least a byte."""

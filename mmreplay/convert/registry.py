@@ -346,16 +346,16 @@ def source_format(path: Path, name: str | None = None) -> Format:
     asked = _asked(path)
     if asked is not None:
         return asked
-    plain = [each for each in _by_suffix(path) if each.reads and not each.asks]
-    if plain:
-        return plain[0]
+    fitting = [each for each in _by_suffix(path) if each.reads]
+    for each in fitting:
+        if not each.asks:
+            return each
     kind = "folder" if path.is_dir() else "file"
-    fitting = [each.name for each in _by_suffix(path) if each.reads]
     if fitting:
         raise FormatError(
             f"{path} is a {kind} of no known format. Its name fits "
-            f"{', '.join(fitting)}: pass format= (--from) with one of them to see what "
-            f"is missing.{_or_failed()}"
+            f"{', '.join(each.name for each in fitting)}: pass format= (--from) with one "
+            f"of them to see what is missing.{_or_failed()}"
         )
     raise FormatError(
         f"{path} must be a buffer or one of {', '.join(_endings('reads'))}, got a "

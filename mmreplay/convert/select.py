@@ -115,18 +115,22 @@ def paths_of(
             found = {path for own in exact for path in known[own]}.intersection(paths)
             found.update(under(paths, name) if name not in known else ())
         if not found:
-            legal = {
-                SEPARATOR.join(parts[:depth])
-                for parts in (path.split(SEPARATOR) for path in (*paths, *known))
-                for depth in range(1, len(parts) + 1)
-            }
-            advice = meant(name, sorted(legal - {name}), "Check the spelling.")
-            raise SchemaError(
-                f"fields must be fields or subtrees of {', '.join(paths[:20])}, got "
-                f"{shown(name)}. {advice}"
-            )
+            raise _unknown(name, paths, known)
         selected.update(found)
     return tuple(path for path in paths if path in selected)
+
+
+def _unknown(name: object, paths: tuple[str, ...], known: Iterable[str]) -> SchemaError:
+    """The error for a name that is neither a field nor a subtree."""
+    legal = {
+        SEPARATOR.join(parts[:depth])
+        for parts in (path.split(SEPARATOR) for path in (*paths, *known))
+        for depth in range(1, len(parts) + 1)
+    }
+    advice = meant(name, sorted(legal - {name}), "Check the spelling.")
+    return SchemaError(
+        f"fields must be fields or subtrees of {', '.join(paths[:20])}, got {shown(name)}. {advice}"
+    )
 
 
 def env_mask(num_envs: int, env_ids: ArrayLike) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.convert.base import Writer
 from mmreplay.disk import files
 from mmreplay.disk.files import File, rename
-from mmreplay.disk.lock import locked
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import FailedError, FormatError, LockedError, undone_by
 from mmreplay.verify import is_buffer
 
@@ -263,7 +263,7 @@ def refuse_open(target: Path, overwrite: bool) -> None:
     Raises:
         LockedError: It is.
     """
-    if overwrite and target.is_dir() and not target.is_symlink() and locked(target):
+    if overwrite and target.is_dir() and not target.is_symlink() and Owner(target).alive:
         raise LockedError(
             f"{target} is open for writing, so it cannot be replaced. Close it first, "
             "or choose another path."

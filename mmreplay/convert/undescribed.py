@@ -55,8 +55,8 @@ Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
 """Returns the columns of some names, in batches of at most so many rows."""
 
 
-class PlainReader(Reader):
-    """Reads arrays ``[rows, *shape]`` as the steps of one environment.
+class UndescribedReader(Reader):
+    """Reads columns, found by their names, as the steps of one environment.
 
     Attributes:
         placed: Where the rows go, if the file has the columns that say so; they may
@@ -64,6 +64,79 @@ class PlainReader(Reader):
     """
 
     placed: RowPositions | None = None
+    _description: Description
+    _episodes: str
+    _own_names: OwnNames
+    _paths: tuple[str, ...]
+    _placed: bool
+    _plain: InferredColumns
+
+    def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
+        """Columns by the paths of their fields; see `Batches`."""
+        raise NotImplementedError
+
+    def _episode_column(self, kinds: Kinds, varying: Mapping[str, Field], notes: Notes) -> str:
+        """The column that numbers episodes, or ``""``."""
+        name = episode_column(kinds, varying)
+        if name in kinds and kinds[name][0].startswith("float"):
+            found = (block[name] for block in self._batches(SURVEYED_ROWS, (name,)))
+            return name if are_numbers(name, found, notes) else ""
+        return name
+
+    def _place(self, path: Path, rows: int, notes: Notes, autoreset: Autoreset | None) -> None:
+        """Find where the rows go, and describe them.
+
+        Raises:
+            SchemaError: An autoreset is given, which the rows need not or refute.
+        """
+        schema = self._plain.schema
+        if self._placed:
+            self.placed = RowPositions.of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
+            self._description = self.placed.describe(schema, notes, autoreset)
+        else:
+            if autoreset is not None:
+                raise needless_autoreset(path, autoreset)
+            self._description = plain(schema, rows)
+        refuse_wide(self._description.row_nbytes, path)
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        if self._placed:
+            found = self._batches(rows, (*self._paths, *POSITION_COLUMNS))
+            yield from placed_blocks(self._plain, found)
+            return
+        marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
+        for batch in self._batches(rows, self._paths):
+            columns, terminated, truncated = self._plain.take(self._blanked(batch, done), done)
+            positions = np.arange(done, done + len(terminated))
+            done += len(terminated)
+            breaks = begins.of(columns)
+            flags = marks.mark(0, terminated, truncated, breaks=breaks)
+            yield Block(columns, np.zeros_like(positions), positions, flags)
+        begins.add_doubts(self.report)
+
+    def _blanked(self, columns: Columns, first: int) -> Columns:
+        """Columns whose ends are 0 in rows that were never written."""
+        return columns
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: only three columns are read where rows have positions."""
+        if not self._placed:
+            return super().marks()
+        return marks_of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
+
+
+class PlainReader(UndescribedReader):
+    """Reads arrays ``[rows, *shape]`` as the steps of one environment."""
 
     def __init__(
         self,
@@ -90,22 +163,7 @@ class PlainReader(Reader):
         self._written = written
         self._file = file
         varying = {} if written is not None else _varying(columns, file)
-        pairs = {path + end for path in varying for end in (OFFSETS, VALUES)}
-        single = {name: c for name, c in columns.items() if name not in pairs}
-        self._rows = _common_rows(single, notes, file, varying)
-        self._varying = {
-            path: each
-            for path, each in varying.items()
-            if path not in single and each.offsets.shape == (self._rows + 1,)
-        }
-        for path in varying.keys() - self._varying.keys():
-            for name in (path + OFFSETS, path + VALUES):
-                single[name] = columns[name]
-        self._columns = {
-            name: column
-            for name, column in single.items()
-            if column.shape and column.shape[0] == self._rows
-        }
+        self._rows, self._columns, self._varying = _with_rows(columns, varying, notes, file)
         joined = join_nested((*self._columns, *self._varying))
         self._columns = _renamed(self._columns, joined)
         self._varying = _renamed(self._varying, joined)
@@ -127,64 +185,21 @@ class PlainReader(Reader):
             notes.note(f"{path!r} varies from row to row: {each.field.description}")
         # Interleaved environments have several episodes at the same time.
         one_env = written is None and not self._placed
-        name = episode_column(kinds, self._varying_fields) if one_env else ""
-        if name in kinds and kinds[name][0].startswith("float"):
-            scan = Scan({name: self._columns[name]}, SURVEYED_ROWS, self._rows)
-            found = (block[name] for block in scan.blocks())
-            name = name if are_numbers(name, found, notes) else ""
-        self._episodes = name
+        self._episodes = self._episode_column(kinds, self._varying_fields, notes) if one_env else ""
         note_episodes(self._episodes, self._plain, notes)
+        self._paths = self._plain.schema.paths
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)
-        if self._placed:
-            positions = {name: self._columns[name] for name in POSITION_COLUMNS}
-            scan = Scan(positions, SURVEYED_ROWS, self._rows)
-            self.placed = RowPositions.of(scan.blocks())
-            self._description = self.placed.describe(self._plain.schema, notes, autoreset)
-        else:
-            if autoreset is not None:
-                raise needless_autoreset(file.path, autoreset)
-            self._description = plain(self._plain.schema, self._rows)
-        refuse_wide(self._description.row_nbytes, file.path)
+        self._place(file.path, self._rows, notes, autoreset)
 
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def own_names(self) -> OwnNames:
-        """See `Reader.own_names`."""
-        return self._own_names
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        wanted = (*self._plain.schema.paths, *(POSITION_COLUMNS if self._placed else ()))
-        used = {path: self._columns[path] for path in wanted if path in self._columns}
-        varying = {path: self._varying[path] for path in wanted if path in self._varying}
-        scan = Scan(used, rows, self._rows, varying)
-        if self._placed:
-            yield from placed_blocks(self._plain, scan.blocks())
-            return
-        marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
-        for found in scan.blocks():
-            values = self._blanked(found, done)
-            columns, terminated, truncated = self._plain.take(values, done)
-            positions = np.arange(done, done + len(terminated))
-            done += len(terminated)
-            breaks = begins.of(columns)
-            flags = marks.mark(0, terminated, truncated, breaks=breaks)
-            yield Block(columns, np.zeros_like(positions), positions, flags)
-        begins.add_doubts(self.report)
-
-    def marks(self) -> Iterator[Block]:
-        """See `Reader.marks`: only three columns are read where rows have positions."""
-        if not self._placed:
-            return super().marks()
-        positions = {name: self._columns[name] for name in POSITION_COLUMNS}
-        return marks_of(Scan(positions, SURVEYED_ROWS, self._rows).blocks())
+    def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
+        """See `UndescribedReader._batches`; valid until the next one."""
+        used = {path: self._columns[path] for path in names if path in self._columns}
+        varying = {path: self._varying[path] for path in names if path in self._varying}
+        return Scan(used, rows, self._rows, varying).blocks()
 
     def _blanked(self, columns: Columns, first: int) -> Columns:
-        """Columns whose ends are 0 in rows never written, where they may be NaN."""
+        """See `UndescribedReader._blanked`: there they may be NaN."""
         if self._written is None:
             return columns
         made = dict(columns)
@@ -236,6 +251,34 @@ def _varying(columns: Mapping[str, ArrayColumn], file: File) -> dict[str, Varyin
     return pairs
 
 
+def _with_rows(
+    columns: Mapping[str, ArrayColumn],
+    varying: Mapping[str, VaryingColumn],
+    notes: Notes,
+    file: File,
+) -> tuple[int, dict[str, ArrayColumn], dict[str, VaryingColumn]]:
+    """The number of steps, and the columns that have a row for each.
+
+    Args:
+        columns: All arrays.
+        varying: By path, the pairs of them that hold values of any length.
+        notes: Receives what was left out.
+        file: For errors.
+    """
+    pairs = {path + end for path in varying for end in (OFFSETS, VALUES)}
+    single = {name: column for name, column in columns.items() if name not in pairs}
+    rows = _common_rows(single, notes, file, varying)
+    long = {
+        path: each
+        for path, each in varying.items()
+        if path not in single and each.offsets.shape == (rows + 1,)
+    }
+    for path in varying.keys() - long.keys():
+        for name in (path + OFFSETS, path + VALUES):
+            single[name] = columns[name]
+    return rows, {n: c for n, c in single.items() if c.shape and c.shape[0] == rows}, long
+
+
 def _common_rows(
     columns: Mapping[str, ArrayColumn],
     notes: Notes,
@@ -262,14 +305,8 @@ def _common_rows(
     return rows
 
 
-class TableReader(Reader):
-    """Reads the columns of a table as the steps of one environment; see `Reader`.
-
-    Attributes:
-        placed: See `PlainReader`.
-    """
-
-    placed: RowPositions | None = None
+class TableReader(UndescribedReader):
+    """Reads the columns of a table as the steps of one environment; see `Reader`."""
 
     def __init__(
         self,
@@ -301,58 +338,16 @@ class TableReader(Reader):
         varying = _renamed(varying or {}, joined)
         self._own_names = _noted(joined, notes)
         self._inner_names = {path: own for own, path in joined.items()}
-        self._rows, self._read = rows, batches
+        self._read = batches
         self._placed = has_position_columns(kinds, types)
         fields = other_columns(kinds) if self._placed else kinds
-        name = "" if self._placed else episode_column(kinds, varying)
-        if name in kinds and kinds[name][0].startswith("float"):
-            found = (block[name] for block in self._batches(SURVEYED_ROWS, (name,)))
-            name = name if are_numbers(name, found, notes) else ""
-        self._episodes = name
+        self._episodes = "" if self._placed else self._episode_column(kinds, varying, notes)
         self._plain = InferredColumns(
             fields, notes, reserved=RESERVED_NAMES, ends_known=self._placed, varying=varying
         )
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
-        if self._placed:
-            self.placed = RowPositions.of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
-            self._description = self.placed.describe(self._plain.schema, notes, autoreset)
-        else:
-            if autoreset is not None:
-                raise needless_autoreset(path, autoreset)
-            self._description = plain(self._plain.schema, rows)
-        refuse_wide(self._description.row_nbytes, path)
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        if self._placed:
-            found = self._batches(rows, (*self._paths, *POSITION_COLUMNS))
-            yield from placed_blocks(self._plain, found)
-            return
-        marks, begins, done = Marks(1), EpisodeChanges(self._episodes), 0
-        for batch in self._batches(rows, self._paths):
-            columns, terminated, truncated = self._plain.take(batch, done)
-            positions = np.arange(done, done + len(terminated))
-            done += len(terminated)
-            breaks = begins.of(columns)
-            flags = marks.mark(0, terminated, truncated, breaks=breaks)
-            yield Block(columns, np.zeros_like(positions), positions, flags)
-        begins.add_doubts(self.report)
-
-    def marks(self) -> Iterator[Block]:
-        """See `Reader.marks`: only three columns are read where rows have positions."""
-        if not self._placed:
-            return super().marks()
-        return marks_of(self._batches(SURVEYED_ROWS, POSITION_COLUMNS))
-
-    def own_names(self) -> OwnNames:
-        """See `Reader.own_names`."""
-        return self._own_names
+        self._place(path, rows, notes, autoreset)
 
     def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         """Columns by the paths of their fields; see `Batches`."""

@@ -31,6 +31,7 @@ from mmreplay.errors import (
     ReplayError,
     SchemaError,
     system_error,
+    undone_by,
 )
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
@@ -86,11 +87,10 @@ class Hdf5:
         who = "this process" if writer == os.getpid() else f"process {writer}"
         who = who if writer else "another process"
         try:
-            with self.translated_errors(str(path)):
+            with undone_by(self.file.close), self.translated_errors(str(path)):
                 # By descriptor: the path may be another file by now.
                 self._h5 = h5py.File(f"/proc/self/fd/{self.file.fd}", "r", locking=False)
         except CorruptError as error:
-            self.file.close()
             if writer is not None:
                 raise LockedError(
                     f"{path} is an HDF5 file that {who} has open for writing. Close it "
@@ -103,9 +103,6 @@ class Hdf5:
                     "closed by a program that ended. Close it there, or run h5clear "
                     "--status on it."
                 ) from error
-            raise
-        except BaseException:
-            self.file.close()
             raise
         if writer is not None:
             notes.doubt(

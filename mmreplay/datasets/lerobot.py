@@ -214,22 +214,8 @@ class LerobotReader(FragmentReader):
         ends = dict.fromkeys(ENDS, EPISODE if self._done is None else DONE)
         names = name_fields(paths, frames.folder, notes, fields, ends)
         tables = self._episode_tables()
-        self._named: dict[str, ColumnRows] = {}
         self._cameras: dict[str, VideoRows] = {}
-        times = None
-        for own, path in names.items():
-            if own in cameras:
-                camera = cameras[own]
-                if times is None:
-                    times = check_times(frames.folder, self._episodes, self._times())
-                where = find_videos(frames.folder, info, tables, self._episodes, times, camera)
-                self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
-                self._named[path] = self._cameras[camera]
-            elif own == TEXTS and tasks is not None:
-                self._named[path] = self._task_rows(tasks, window)
-            else:
-                rows = self._columns[own]
-                self._named[path] = scalar(rows) if own == REWARD else rows
+        self._named = self._rows_of(names, cameras, tables, tasks, window)
         if tables:
             check_rows(frames.folder, tables, self._episodes, notes)
         schema = make_schema(self._named, notes, frames.folder)
@@ -244,6 +230,39 @@ class LerobotReader(FragmentReader):
             # A path by which another column is a branch stays a name.
             own_names=own_names_of(names, ends, {own.replace(".", "/"): own for own in names}),
         )
+
+    def _rows_of(
+        self,
+        names: Mapping[str, str],
+        cameras: Mapping[str, str],
+        tables: Sequence[Path],
+        tasks: Tasks | None,
+        window: Window,
+    ) -> dict[str, ColumnRows]:
+        """Return the rows of each field.
+
+        Args:
+            names: Paths of fields by columns, and by what `cameras` and `TEXTS` call.
+            cameras: Cameras by name.
+            tables: Tables of episodes.
+            tasks: Texts of tasks.
+            window: The columns.
+        """
+        folder, found, times = self._frames.folder, dict[str, ColumnRows](), None
+        for own, path in names.items():
+            if own in cameras:
+                camera = cameras[own]
+                if times is None:
+                    times = check_times(folder, self._episodes, self._times())
+                where = find_videos(folder, self._info, tables, self._episodes, times, camera)
+                self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
+                found[path] = self._cameras[camera]
+            elif own == TEXTS and tasks is not None:
+                found[path] = self._task_rows(tasks, window)
+            else:
+                rows = self._columns[own]
+                found[path] = scalar(rows) if own == REWARD else rows
+        return found
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""

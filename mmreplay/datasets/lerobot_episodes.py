@@ -158,52 +158,11 @@ def find_videos(
     if not isinstance(template, str):
         template = PATHS[version]
     if version == "v2":
-        size = info.get("chunks_size", 1000)
-        if type(size) is not int or size < 1:
-            raise FormatError(
-                f"{folder}: chunks_size of info.json must be at least 1, got "
-                f"{str(size)[:40]}. {WAY_OUT}"
-            )
-        places = np.stack([in_data.numbers // size, in_data.numbers], axis=1)
-        starts = np.zeros(len(in_data.numbers))
         keys = ("episode_chunk", EPISODE)
+        places, starts = _numbered_places(folder, info, in_data)
     else:
-        names = [f"videos/{camera}/{end}" for end in ADDRESS]
-        to = f"videos/{camera}/{STOP}"
-        columns = _read(folder, files, names, (to,))
-        rows = _rows_of(columns[EPISODE], in_data.numbers)
-        if (rows < 0).any():
-            raise FormatError(
-                f"{folder / EPISODES} has no episode {in_data.numbers[rows < 0][0]}, "
-                f"so that its frames of {camera!r} cannot be found. {WAY_OUT}"
-            )
-        chunks, numbers, starts = (columns[name][rows] for name in names)
-        good = (starts >= 0) & (starts < np.inf)
-        for each in (chunks, numbers):
-            good &= (each >= 0) & (each < MAX_CHUNK)
-        if not good.all():
-            at = int(np.argmin(good))
-            raise FormatError(
-                f"{folder / EPISODES}: chunk_index, file_index and from_timestamp of "
-                f"{camera!r} must be at least 0, got {chunks[at]:g}, {numbers[at]:g} "
-                f"and {starts[at]:g} of episode {in_data.numbers[at]}. {WAY_OUT}"
-            )
-        places = np.stack([chunks, numbers], axis=1).astype(np.int64)
         keys = ("chunk_index", "file_index")
-        if to in columns:
-            fps, stops, ends = info.get("fps"), columns[to][rows], starts + times.last
-            apart = TOLERANCE_S
-            if isinstance(fps, int | float) and 0 < fps < np.inf:
-                # A timestamp may be rounded, but not by half a frame.
-                apart = 0.5 / fps
-            short = ends > stops - apart
-            if short.any():
-                at = int(np.argmax(short))
-                raise FormatError(
-                    f"{folder / EPISODES} says that the frames of {camera!r} of "
-                    f"episode {in_data.numbers[at]} end at {stops[at]:.4f} s, but the "
-                    f"frame of its last row begins at {ends[at]:.4f} s. {WAY_OUT}"
-                )
+        places, starts = _listed_places(folder, info, files, in_data, times, camera)
     distinct, files_of = np.unique(places, axis=0, return_inverse=True)
     paths = []
     for place in distinct.tolist():
@@ -223,6 +182,62 @@ def find_videos(
     )
     _refuse_shared(videos, times, camera)
     return videos
+
+
+def _numbered_places(
+    folder: Path, info: Json, in_data: Episodes
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Chunk and number of each episode of v2, and where in its file it begins."""
+    size = info.get("chunks_size", 1000)
+    if type(size) is not int or size < 1:
+        raise FormatError(
+            f"{folder}: chunks_size of info.json must be at least 1, got "
+            f"{str(size)[:40]}. {WAY_OUT}"
+        )
+    places = np.stack([in_data.numbers // size, in_data.numbers], axis=1)
+    return places, np.zeros(len(in_data.numbers))
+
+
+def _listed_places(
+    folder: Path, info: Json, files: Sequence[Path], in_data: Episodes, times: Times, camera: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Chunk and number of the file of each episode of v3, and where in it it begins."""
+    names = [f"videos/{camera}/{end}" for end in ADDRESS]
+    to = f"videos/{camera}/{STOP}"
+    columns = _read(folder, files, names, (to,))
+    rows = _rows_of(columns[EPISODE], in_data.numbers)
+    if (rows < 0).any():
+        raise FormatError(
+            f"{folder / EPISODES} has no episode {in_data.numbers[rows < 0][0]}, "
+            f"so that its frames of {camera!r} cannot be found. {WAY_OUT}"
+        )
+    chunks, numbers, starts = (columns[name][rows] for name in names)
+    good = (starts >= 0) & (starts < np.inf)
+    for each in (chunks, numbers):
+        good &= (each >= 0) & (each < MAX_CHUNK)
+    if not good.all():
+        at = int(np.argmin(good))
+        raise FormatError(
+            f"{folder / EPISODES}: chunk_index, file_index and from_timestamp of "
+            f"{camera!r} must be at least 0, got {chunks[at]:g}, {numbers[at]:g} "
+            f"and {starts[at]:g} of episode {in_data.numbers[at]}. {WAY_OUT}"
+        )
+    places = np.stack([chunks, numbers], axis=1).astype(np.int64)
+    if to in columns:
+        fps, stops, ends = info.get("fps"), columns[to][rows], starts + times.last
+        apart = TOLERANCE_S
+        if isinstance(fps, int | float) and 0 < fps < np.inf:
+            # A timestamp may be rounded, but not by half a frame.
+            apart = 0.5 / fps
+        short = ends > stops - apart
+        if short.any():
+            at = int(np.argmax(short))
+            raise FormatError(
+                f"{folder / EPISODES} says that the frames of {camera!r} of "
+                f"episode {in_data.numbers[at]} end at {stops[at]:.4f} s, but the "
+                f"frame of its last row begins at {ends[at]:.4f} s. {WAY_OUT}"
+            )
+    return places, starts
 
 
 def _refuse_shared(videos: VideoEpisodes, times: Times, camera: str) -> None:

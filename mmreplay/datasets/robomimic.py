@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +80,9 @@ class RobomimicReader(FragmentReader):
 
     def _fragment(self, demo: str) -> Fragment:
         name = f"/{DATA}/{demo}"
-        held: dict[str, ColumnRows] = {}
-        for path, dataset in self._hdf5.datasets(name).items():
-            rows = self._hdf5.rows(dataset, path)
-            if rows is not None:
-                held[path] = rows
+        datasets = self._hdf5.datasets(name).items()
+        read = {path: self._hdf5.rows(dataset, path) for path, dataset in datasets}
+        held = {path: rows for path, rows in read.items() if rows is not None}
         names = name_fields(
             {path: rename_top(path, NAMES) for path in held if not under([path], NEXT)},
             self._hdf5.path_of(name),
@@ -93,17 +91,8 @@ class RobomimicReader(FragmentReader):
             ENDS,
         )
         self._own_names = self._own_names or own_names_of(names, ENDS)
-        found = {path: held[own] for own, path in names.items()}
-        # Those that stand beside 'obs', by the names of these.
-        next_obs = {
-            path: held[own.replace("obs", NEXT, 1)]
-            for own, path in names.items()
-            if under([own], "obs") and own.replace("obs", NEXT, 1) in held
-        }
-        for own in under(held, NEXT):
-            path = rename_top(own.replace(NEXT, "obs", 1), NAMES)
-            if own.replace(NEXT, "obs", 1) not in names and path not in found:
-                next_obs[path] = held[own]
+        found: dict[str, ColumnRows] = {path: held[own] for own, path in names.items()}
+        next_obs = {path: held[own] for path, own in _next_names(held, names).items()}
         actions = held.get("actions", held.get("action"))
         if actions is None:
             raise FormatError(
@@ -119,32 +108,30 @@ class RobomimicReader(FragmentReader):
         notes = self._hdf5.notes
         for path in found.keys() - kept.keys():
             left_out(notes, path, f"{path!r} was left out: it has no row a step")
-        here = {path for path in kept if path.split("/")[0] == "observation"}
         self._next_there |= bool(next_obs)
-        if next_obs and next_obs.keys() != here:
-            notes.doubt(
-                f"{NEXT!r} are of {sorted(next_obs)[:9]} and observations of "
-                f"{sorted(here)[:9]}: those of only one were left out, or all of the "
-                "next ones where they lack some"
-            )
-        if here - next_obs.keys():
-            next_obs = {}
-        dones = held.get(DONES)
-        if dones is not None and dones.count != steps:
-            dones = None
         return Fragment(
             self._hdf5.path_of(name),
             steps,
             kept,
-            {path: next_obs[path] for path in here if next_obs},
-            self._ends(name, dones, steps),
+            self._paired(next_obs, set(under(kept, "observation"))),
+            self._ends(name, held.get(DONES), steps),
             is_episode=False,
         )
+
+    def _paired(self, next_obs: Mapping[str, ColumnRows], here: set[str]) -> dict[str, ColumnRows]:
+        """Return the next observations of those that are here, if each has one."""
+        if next_obs and next_obs.keys() != here:
+            self._hdf5.notes.doubt(
+                f"{NEXT!r} are of {sorted(next_obs)[:9]} and observations of "
+                f"{sorted(here)[:9]}: those of only one were left out, or all of the "
+                "next ones where they lack some"
+            )
+        return {} if here - next_obs.keys() else {path: next_obs[path] for path in here}
 
     def _ends(self, name: str, dones: ColumnRows | None, steps: int) -> Ends:
         """Return the ends of a demonstration: only its last step ends."""
         flags = None
-        if dones is not None:
+        if dones is not None and dones.count == steps:
             flags = Flags(self._hdf5.path_of(f"{name}/{DONES}"), dones, steps)
         all_dones = ends_of(flags, None)
 
@@ -158,8 +145,52 @@ class RobomimicReader(FragmentReader):
         return ends
 
 
+def _next_names(held: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the datasets of next observations, by the path of the observation.
+
+    Args:
+        held: All datasets.
+        names: Path of the field that each becomes.
+    """
+    found = {}
+    for own in under(held, NEXT):
+        beside = own.replace(NEXT, "obs", 1)
+        path = rename_top(beside, NAMES)
+        if beside in names:
+            # By the name that the observation has.
+            found[names[beside]] = own
+        elif path not in names.values():
+            found[path] = own
+    return found
+
+
 def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
-    """Return the names of demonstrations in order, all or those of a filter."""
+    """Return the names of demonstrations in order, all or those of a filter.
+
+    Raises:
+        SchemaError: There is no such filter.
+        FormatError: There is no demonstration.
+    """
+    demos = _all_demos(hdf5)
+    if chosen is not None:
+        kept = _filtered(hdf5, chosen)
+        lost = sorted(kept.difference(demos), key=_in_order)
+        if lost:
+            hdf5.notes.doubt(
+                f"filter {chosen!r} names {len(lost):,} demonstrations that are not in "
+                f"the file, such as {lost[0]!r}"
+            )
+        demos = [demo for demo in demos if demo in kept]
+    if not demos:
+        raise FormatError(
+            f"{hdf5.file.path} has no demonstration such as {DATA}/demo_0. Name its "
+            "format with format= (--from)."
+        )
+    return demos
+
+
+def _all_demos(hdf5: Hdf5) -> list[str]:
+    """Return the names of all demonstrations in order."""
     demos = []
     for name in sorted(hdf5.children(f"/{DATA}"), key=_in_order):
         if DEMO.fullmatch(name) or _has_actions(hdf5, name):
@@ -174,34 +205,24 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
             f"{len(others):,} demonstrations have other names than demo_<n>, such as "
             f"{others[0]!r}: those of one name were read in the order of their numbers"
         )
-    if chosen is not None:
-        masks = hdf5.children(f"/{MASK}") if MASK in hdf5.children() else []
-        masks = [name for name in masks if not hdf5.is_group(f"/{MASK}/{name}")]
-        if chosen not in masks:
-            raise SchemaError(
-                f"filter must be one of {', '.join(masks) or 'none'} in "
-                f"{hdf5.file.path}, got {chosen!r}. Leave it out for all "
-                "demonstrations."
-            )
-        with hdf5.translated_errors(hdf5.path_of(f"{MASK}/{chosen}")):
-            named = hdf5.raw(f"/{MASK}/{chosen}")[:]
-            kept = {
-                bytes(each).decode() if not isinstance(each, str) else each
-                for each in named.tolist()
-            }
-        lost = sorted(kept.difference(demos), key=_in_order)
-        if lost:
-            hdf5.notes.doubt(
-                f"filter {chosen!r} names {len(lost):,} demonstrations that are not in "
-                f"the file, such as {lost[0]!r}"
-            )
-        demos = [demo for demo in demos if demo in kept]
-    if not demos:
-        raise FormatError(
-            f"{hdf5.file.path} has no demonstration such as {DATA}/demo_0. Name its "
-            "format with format= (--from)."
-        )
     return demos
+
+
+def _filtered(hdf5: Hdf5, chosen: str) -> set[str]:
+    """Return the names that a filter holds."""
+    masks = hdf5.children(f"/{MASK}") if MASK in hdf5.children() else []
+    masks = [name for name in masks if not hdf5.is_group(f"/{MASK}/{name}")]
+    if chosen not in masks:
+        raise SchemaError(
+            f"filter must be one of {', '.join(masks) or 'none'} in "
+            f"{hdf5.file.path}, got {chosen!r}. Leave it out for all "
+            "demonstrations."
+        )
+    with hdf5.translated_errors(hdf5.path_of(f"{MASK}/{chosen}")):
+        named = hdf5.raw(f"/{MASK}/{chosen}")[:]
+        return {
+            bytes(each).decode() if not isinstance(each, str) else each for each in named.tolist()
+        }
 
 
 def _in_order(name: str) -> list[tuple[str, int]]:

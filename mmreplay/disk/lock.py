@@ -13,8 +13,9 @@ import os
 import socket
 import time
 import weakref
+from functools import cached_property
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import cast
 
 from mmreplay import strict_json
 from mmreplay.disk import files
@@ -69,10 +70,12 @@ class WriterLock:
         try:
             files.disk.lock(self._file.fd)
         except BlockingIOError as error:
+            owner = Owner(folder)
             raise LockedError(
-                f"{folder} is being written by {holder(folder)}. Wait until it "
+                f"{folder} is being written by {owner}. Wait until it "
                 "closes, or open with mode='r'.",
-                **writer_of(folder),
+                pid=owner.pid,
+                host=owner.host,
             ) from error
         except OSError as error:
             raise FailedError(
@@ -123,60 +126,71 @@ def _create(path: Path) -> None:
             raise
 
 
-def holder(folder: Path) -> str:
-    """Return the last writer of the lock's text, such as ``"pid 12 on host"``."""
-    text = held_by(folder)
-    if text is None:
-        return "another process"
-    return f"pid {text['pid']} on {text['host']}"
+class Owner:
+    """The process that has a folder's lock, or had it last.
 
+    What the lock's text says informs: any process may have written it. Each attribute
+    is looked up when it is asked for.
 
-class _WriterProcess(TypedDict, total=False):
-    pid: int
-    host: str
+    Example:
+        >>> Owner(Path("runs/cartpole")).alive
+        False
 
-
-def writer_of(folder: Path) -> _WriterProcess:
-    """The last writer, as arguments of a `LockedError`; empty where it is not known."""
-    text = held_by(folder)
-    if text is None:
-        return {}
-    return {"pid": cast(int, text["pid"]), "host": cast(str, text["host"])}
-
-
-def held_by(folder: Path) -> dict[str, object] | None:
-    """Return the lock's text, which is for information, or None where it is not valid.
-
-    Any process may have written it: the pid must be one, and the host a short name.
-
-    Returns:
-        ``pid``, ``host``, and ``start`` (Unix time in seconds) where that is a number.
+    Args:
+        folder: Of the buffer.
     """
-    try:
-        path = folder / FILE_NAME
-        # Strictly: nesting deep enough would end Python's own parser.
-        text = strict_json.parse(files.read_bytes(path, 1 << 16), str(path))
-    except (OSError, ValueError):
-        return None
-    pid, host, start = (text.get(key) for key in ("pid", "host", "start"))
-    if type(pid) is not int or not 0 < pid < 1 << 31 or not _names_host(host):
-        return None
-    informs = {"pid": pid, "host": host}
-    return {**informs, "start": start} if type(start) in (int, float) else informs
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+
+    @property
+    def process(self) -> int | None:
+        """The process that holds the lock now, as `lock_pid` says; never takes it.
+
+        To try the lock would, for a moment, turn a writer away. Where the system does
+        not list its locks, or hides other containers', it is None.
+        """
+        return lock_pid(self._path)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process holds the lock now, as the system lists it."""
+        return self.process is not None
+
+    @cached_property
+    def text(self) -> dict[str, object]:
+        """The lock's ``pid``, ``host`` and, if it is a number, ``start``, a Unix time.
+
+        Empty where it is not valid: the pid must be one, and the host a short name.
+        """
+        try:
+            # Strictly: nesting deep enough would end Python's own parser.
+            text = strict_json.parse(files.read_bytes(self._path, 1 << 16), str(self._path))
+        except (OSError, ValueError):
+            return {}
+        pid, host, start = (text.get(key) for key in ("pid", "host", "start"))
+        if type(pid) is not int or not 0 < pid < 1 << 31 or not _names_host(host):
+            return {}
+        informs = {"pid": pid, "host": host}
+        return {**informs, "start": start} if type(start) in (int, float) else informs
+
+    @property
+    def pid(self) -> int | None:
+        """The process that the text names."""
+        return cast("int | None", self.text.get("pid"))
+
+    @property
+    def host(self) -> str | None:
+        """The host of that process."""
+        return cast("str | None", self.text.get("host"))
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}" if self.text else "another process"
 
 
 def _names_host(host: object) -> bool:
     """Return whether it is a host's name that is safe to print."""
     return isinstance(host, str) and 1 <= len(host) <= MAX_HOST_LENGTH and host.isprintable()
-
-
-def locked(folder: Path) -> bool:
-    """Return whether a process holds the lock now; never takes it.
-
-    To try the lock would, for a moment, turn a writer away. Where the system does
-    not list its locks, or hides other containers', the answer is False.
-    """
-    return lock_pid(folder / FILE_NAME) is not None
 
 
 def lock_pid(path: Path, *, exclusive: bool = False) -> int | None:

@@ -82,7 +82,7 @@ def find_reset_rows(
     read: FieldReader,
     *,
     reward: str,
-    bfloat16: bool = False,
+    numbers: Callable[[NDArray[np.generic]], NDArray[np.generic] | None] = np.asarray,
     observation: tuple[str, ...] = (),
     next_observation: tuple[str, ...] = (),
 ) -> tuple[str | None, int]:
@@ -95,7 +95,7 @@ def find_reset_rows(
         env_ids: int64 ``[N]``, the environment of each row.
         read: Reads fields of rows by their index in flags.
         reward: Path of the reward.
-        bfloat16: The reward is of that dtype, and read as its bits.
+        numbers: Returns the numbers of stored rewards.
         observation: Paths of the observation.
         next_observation: Paths of stored next observations; empty where they are read
             from the following row.
@@ -131,11 +131,10 @@ def find_reset_rows(
     sample = np.flatnonzero(others)
     if len(sample) > CHECKED_REWARDS:
         sample = sample[np.arange(CHECKED_REWARDS) * len(sample) // CHECKED_REWARDS]
-    rewards = [read(rows, (reward,))[reward] for rows in (after, sample)]
-    if bfloat16:
-        # Stored as bits; the shift drops the sign, so that -0 equals 0.
-        rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
-    signature = next_step_signature(rewards[0], rewards[1], known, *observed)
+    rewards, others_rewards = (numbers(read(rows, (reward,))[reward]) for rows in (after, sample))
+    assert rewards is not None
+    assert others_rewards is not None
+    signature = next_step_signature(rewards, others_rewards, known, *observed)
     return signature, len(after)
 
 

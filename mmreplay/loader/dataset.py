@@ -23,7 +23,7 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
-from mmreplay.disk.lock import locked
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
@@ -296,7 +296,7 @@ class ReplayDataset(Dataset[Any]):
     def written(self) -> bool:
         """Whether there is a writer, which may overwrite rows."""
         buffer = self.buffer
-        return buffer.writable or (buffer.path is not None and locked(buffer.path))
+        return buffer.writable or (buffer.path is not None and Owner(buffer.path).alive)
 
     def _gather(self, draw: Draw) -> Batch:
         """Gather a draw without the steps that were overwritten since.

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.concatenation import Concat, ConcatDraw, join_batches
+from mmreplay.concatenation import Concat, ConcatDraw
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import OPENED, ReplayDataset
 from mmreplay.loader.draws import MAX_AHEAD, as_arrays, as_tensors, check_counts
@@ -108,7 +108,7 @@ class ConcatDataset(Dataset[Any]):
         numbers = torch.tensor([one.buffer_id for one in index.draws])
         counts = torch.tensor([len(batch) for batch in batches])
         buffer_ids = torch.repeat_interleave(numbers, counts)
-        return replace(join_batches(batches, torch.cat), buffer_ids=buffer_ids)
+        return replace(Batch.join(batches), buffer_ids=buffer_ids)
 
     def __getitems__(self, indices: ConcatDraw) -> Batch:
         """Gather a draw, as the items of one batch of a DataLoader."""

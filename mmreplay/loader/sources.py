@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.batch import Batch
+from mmreplay.batch import Batch, as_numpy
 from mmreplay.buffer.limiting import Limit
 from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.concatenation import Concat, as_numpy, join_batches
+from mmreplay.concatenation import Concat
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.loader.prefetch import Drawable, PendingBatch, PendingShare
 from mmreplay.process import owned_by_thread
@@ -357,18 +356,11 @@ class ConcatSource:
             batch.buffer_ids = np.full(len(batch), share.buffer_id)
             batch.probabilities = batch.probabilities * share.fraction
             batches.append(batch)
-        joined = join_batches(batches, self._concatenate, pad=self._concat.pads)
+        joined = Batch.join(batches, pad=self._concat.pads, memory=self._pool)
         sampler = pending.shares[0].drawn.sampler
         if isinstance(sampler, DrawAtShares):
             joined = self._concat.weighed(joined, sampler.weights)
         return joined
-
-    def _concatenate(self, arrays: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
-        """Concatenate arrays in memory that is used again."""
-        shape = list(arrays[0].shape)
-        shape[axis] = sum(array.shape[axis] for array in arrays)
-        out = self._pool.empty(tuple(shape), np.result_type(*arrays))
-        return np.concatenate(arrays, axis, out=out)
 
     def sample(self, pending: PendingBatch, count: int) -> Batch | None:
         """Draw and gather."""

@@ -259,7 +259,7 @@ def _find_reset_rows(buffer: ReplayBuffer, num_rows: int) -> str | None:
         env_ids,
         lambda rows, paths: comparable(view.get_stored(paths, env_ids[rows], positions[rows])),
         reward=reward,
-        bfloat16=schema[reward].dtype == "bfloat16",
+        numbers=partial(schema[reward].law.numbers, schema[reward]),
         observation=schema.role_paths("observation"),
         next_observation=schema.role_paths("next_observation"),
     )
@@ -338,9 +338,9 @@ def fields_of(
         fact, layout = known.get(path), image_layouts.get(path)
         entry = {
             "path": path,
-            "dtype": field.dtype if field.kind == "array" else field.kind,
+            "dtype": field.law.name(field),
             "shape": shape_of(field),
-            "varies": field.varies,
+            "varies": field.law.by_length,
             "nbytes": field.nbytes,
             "row_nbytes": field.nbytes,
             "role": roles[path],
@@ -357,7 +357,7 @@ def fields_of(
                 "nan": fact.num_nan,
                 "infinite": fact.num_infinite,
             }
-            if field.varies:
+            if field.law.by_length:
                 # The references, and the values that they lead to.
                 values = float(moments.mean) * field.inner_nbytes
                 entry["row_nbytes"] = field.nbytes + round(values)

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import commit_facts
-from mmreplay.disk.lock import held_by, locked
+from mmreplay.disk.lock import Owner
 from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import CorruptError, RemovedError, ReplayError
 from mmreplay.page import faults
@@ -310,7 +310,7 @@ class ShownBuffer:
         seconds = now - begin
         folder = folder_of(buffer)
         state, commit = self._writer(buffer, folder)
-        writer = (held_by(folder) or {}) if state == "live" and folder else {}
+        pid = Owner(folder).pid if state == "live" and folder else None
         moved = folder is not None and folder != buffer.path
         return {
             "state": state,
@@ -323,7 +323,7 @@ class ShownBuffer:
             "starts": self._starts(buffer.view),
             "head": head,
             "rate": (head - first) / seconds if seconds > 0.3 else None,
-            "pid": writer.get("pid"),
+            "pid": pid,
             "version": f"{version_of(buffer)}{stamp_of(commit)}.{state}",
         }
 
@@ -342,7 +342,7 @@ class ShownBuffer:
         self, buffer: ReplayBuffer, folder: Path | None
     ) -> tuple[str, dict[str, Any] | None]:
         """The writer's state, and the last commit."""
-        live = folder is not None and locked(folder)
+        live = folder is not None and Owner(folder).alive
         self._was_live |= live
         # After the lock: a writer commits before it lets go of it.
         commit = last_commit(buffer)

@@ -15,18 +15,16 @@ from mmreplay.arguments import printable
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import CorruptError
 from mmreplay.schema import Field
-from mmreplay.schema.convert import widen
 
 LENGTH = Field((), "int64")
 MAX_VALUE_NBYTES, MAX_READ_NBYTES = 64 << 10, 4 << 20
 """Of a value that is shown; of the values of one answer, whose other rows show their
 lengths alone."""
-TEXT_CHARACTERS, HEX_BYTES, ITEMS = 400, 32, 8
 
 
 def numbers_of(field: Field) -> Field:
     """The field of the numbers that are drawn of a field: lengths where it varies."""
-    return LENGTH if field.varies else field
+    return LENGTH if field.law.by_length else field
 
 
 def read_numbers(
@@ -43,14 +41,14 @@ def read_numbers(
     Raises:
         StaleError: A position is not in the buffer.
     """
-    if buffer.schema[path].varies:
+    if buffer.schema[path].law.by_length:
         return buffer.view.get_lengths((path,), env_ids, positions, damaged=True)[path]
     return buffer.get_field(path, env_ids, positions)
 
 
 def name_of(path: str, field: Field) -> str:
     """The name of what is drawn of a field."""
-    return f"length of {path}" if field.varies else path
+    return f"length of {path}" if field.law.by_length else path
 
 
 def read_texts(
@@ -76,7 +74,7 @@ def read_texts(
     nbytes = lengths * field.inner_nbytes
     short = np.flatnonzero(nbytes <= MAX_VALUE_NBYTES)
     short = short[np.cumsum(nbytes[short]) <= MAX_READ_NBYTES]
-    texts = [f"{_count(length, field)}, not shown" for length in lengths.tolist()]
+    texts = [f"{field.law.length(field, length)}, not shown" for length in lengths.tolist()]
     try:
         values = buffer.get_field(path, env_id, positions[short])
     except CorruptError:
@@ -85,7 +83,7 @@ def read_texts(
             texts[at] = _text_or_damage(buffer, path, env_id, int(positions[at]))
         return texts
     for at, value in zip(short.tolist(), values, strict=True):
-        texts[at] = text_of(value, field)
+        texts[at] = field.law.show(field, value)
     return texts
 
 
@@ -95,34 +93,5 @@ def _text_or_damage(buffer: ReplayBuffer, path: str, env_id: int, position: int)
         [value] = buffer.get_field(path, env_id, [position])
     except CorruptError as error:
         return printable(str(error))
-    return text_of(value, buffer.schema[path])
-
-
-def text_of(value: NDArray[Any], field: Field) -> str:
-    """What a value begins with, and how long it is.
-
-    Args:
-        value: The items ``[length, *inner]``.
-        field: Of the value.
-    """
-    count = _count(len(value), field)
-    if field.kind == "text":
-        # A damaged one is shown, too.
-        text = value.tobytes().decode(errors="replace")
-        more = f"… ({count})" if len(text) > TEXT_CHARACTERS else ""
-        return printable(text[:TEXT_CHARACTERS]) + more
-    if field.kind == "bytes":
-        more = "…" if len(value) > HEX_BYTES else ""
-        return f"{value[:HEX_BYTES].tobytes().hex(' ')}{more} ({count})".lstrip()
-    items = widen(value[:ITEMS], field).reshape(-1)[:ITEMS].tolist()
-    shown = [f"{item:.6g}" if isinstance(item, float) else str(item) for item in items]
-    if value.size > len(items):
-        shown.append("…")
-    return f"{count}: [{', '.join(shown)}]"
-
-
-def _count(length: int, field: Field) -> str:
-    """A length with its unit, and the axes of an item."""
-    unit = "item" if field.kind == "array" else "byte"
-    each = f" of {list(field.inner)}" if field.inner else ""
-    return f"{length:,} {unit}{'' if length == 1 else 's'}{each}"
+    field = buffer.schema[path]
+    return field.law.show(field, value)

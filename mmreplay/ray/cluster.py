@@ -33,7 +33,6 @@ from ray.exceptions import (
     RayTaskError,
 )
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmreplay.errors import FailedError, ReplayError, SchemaError, StarvedError, shown
 
@@ -263,47 +262,7 @@ def run_exists(run: str) -> bool:
     return _actor(registry_name(run)) is not None
 
 
-def start_registry(run: str) -> Remote:
-    """Return the run's registry, made if there is none yet.
-
-    It runs on the head of the cluster, where it can: so no loss of a node with rings
-    takes along what it knows of that node.
-    """
-    from mmreplay.ray.registry import Registry
-
-    name = registry_name(run)
-    actor = _actor_class(Registry, REGISTRY_THREADS, REGISTRY_CALLS)
-    options = _options(name)
-    for node in ray.nodes():
-        if node["Alive"] and HEAD in node["Resources"]:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
-                node["NodeID"], soft=True
-            )
-    actor.options(**options).remote(run)
-    return Remote(name)
-
-
-def start_shard(run: str, key: str, root: str, node: Node, network: bool) -> None:
-    """Make the shard of a node, unless there is one of its name.
-
-    Args:
-        run: The run.
-        key: The node's key.
-        root: Folder of the runs on that node.
-        node: The node.
-        network: Whether the folder may be on a network file system.
-    """
-    from mmreplay.ray.shard import Shard
-
-    binding: dict[str, Any] = {"label_selector": {LABEL: key}}
-    if node.label != key:
-        binding = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
-    actor = _actor_class(Shard, SHARD_THREADS, SHARD_CALLS)
-    options = {**_options(shard_name(run, key)), **binding}
-    actor.options(**options).remote(run, root, key, network)
-
-
-def _actor_class(kind: type, threads: dict[str, int], calls: dict[str, str]) -> Any:
+def actor_class(kind: type, threads: dict[str, int], calls: dict[str, str]) -> Any:
     """Make a plain class an actor's, with threads for each kind of call."""
     for method, group in calls.items():
         if hasattr(kind, method):
@@ -311,7 +270,8 @@ def _actor_class(kind: type, threads: dict[str, int], calls: dict[str, str]) -> 
     return ray.remote(concurrency_groups=dict(threads))(kind)
 
 
-def _options(name: str) -> dict[str, Any]:
+def options_of(name: str) -> dict[str, Any]:
+    """Options of the actor of a run that has a name, which may be there already."""
     return {
         "name": name,
         "namespace": NAMESPACE,

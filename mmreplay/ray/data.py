@@ -36,7 +36,7 @@ from mmreplay.convert.parquet import encode_field
 from mmreplay.convert.select import bounds_of, paths_of
 from mmreplay.disk import files
 from mmreplay.disk.files import rename
-from mmreplay.disk.lock import holder, locked, writer_of
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import (
     EmptyError,
     FailedError,
@@ -50,8 +50,8 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import load as load_metadata
 from mmreplay.nesting import unflatten
 from mmreplay.ragged import Ragged
+from mmreplay.ray.agreement import described
 from mmreplay.ray.cluster import require_connection
-from mmreplay.ray.registry import described
 from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import EpochSnapshot
 from mmreplay.schema import Schema
@@ -372,11 +372,13 @@ def look_at(
     """
     where = files.absolute(path)
     with ReplayBuffer.open(where, transforms=transforms) as buffer:
-        if not live and locked(where):
+        owner = Owner(where)
+        if not live and owner.alive:
             raise LockedError(
-                f"{where} is being written by {holder(where)}. Close its writer, or "
+                f"{where} is being written by {owner}. Close its writer, or "
                 "pass live=True to read the rows that are there now.",
-                **writer_of(where),
+                pid=owner.pid,
+                host=owner.host,
             )
         view = buffer.view
         with view.lock:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.ragged import Ragged
 from mmreplay.ray.requests import PlannedBatch, PlannedCall, RingRows
 from mmreplay.ray.ring_table import RingTable
 from mmreplay.samplers.base import Sampler
@@ -55,25 +54,12 @@ class BatchJoiner:
             silent: Numbers of rings that gave nothing, and do not count.
             shared: Into which rings of this node were gathered.
         """
-        each = [rows for number in sorted(by_ring) for rows in by_ring[number]]
-        first = each[0]
-        probabilities = _joined([rows.probabilities * fractions[rows.number] for rows in each])
-        weights = self._weights(planned, fractions, silent).of(probabilities)
-        # Of all rings, or of none.
-        masks = [rows.mask for rows in each if rows.mask is not None]
-        windows = [rows.windows for rows in each if rows.windows is not None]
-        return Batch(
-            self._fields(each, shared),
-            _joined([rows.env_ids for rows in each]),
-            _joined([rows.positions for rows in each]),
-            probabilities,
-            weights,
-            _joined(masks) if masks else None,
-            first.bfloat16,
-            planned.key,
-            _joined(windows) if windows else None,
-            buffer_ids=_numbers([(rows.number, len(rows)) for rows in each]),
-        )
+        rings = [rows for number in sorted(by_ring) for rows in by_ring[number]]
+        joined = self._join(rings, fractions, shared)
+        joined.key = planned.key
+        weights = self._weights(planned, fractions, silent)
+        joined.weights = weights.of(joined.probabilities)
+        return joined
 
     def join_all(self, call: PlannedCall, rings: Sequence[RingRows], shared: SharedArrays) -> Batch:
         """Join all batches of a call to one, in which they follow each other.
@@ -83,32 +69,11 @@ class BatchJoiner:
             rings: What each ring gave for all batches, in the order of the rings.
             shared: Into which rings of this node were gathered.
         """
-        fractions = call.fractions
         order = batch_by_batch([call.stops[rows.number] for rows in rings])
         as_gathered = [ring for ring, _, _ in order] == [*range(len(rings))]
-
-        def joined(columns: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
-            return in_order(columns, order)
-
-        probabilities = _joined(
-            joined([[rows.probabilities * fractions[rows.number]] for rows in rings])
-        )
-        masks = [[rows.mask] for rows in rings if rows.mask is not None]
-        windows = [[rows.windows] for rows in rings if rows.windows is not None]
-        return Batch(
-            self._fields(rings, shared, None if as_gathered else order),
-            _joined(joined([[rows.env_ids] for rows in rings])),
-            _joined(joined([[rows.positions] for rows in rings])),
-            probabilities,
-            self._all_weights(call, probabilities),
-            _joined(joined(masks)) if masks else None,
-            rings[0].bfloat16,
-            0,
-            _joined(joined(windows)) if windows else None,
-            buffer_ids=_numbers(
-                [(rings[ring].number, stop - first) for ring, first, stop in order]
-            ),
-        )
+        joined = self._join(rings, call.fractions, shared, None if as_gathered else order)
+        joined.weights = self._all_weights(call, joined.probabilities)
+        return joined
 
     def batch_of(self, call: PlannedCall, joined: Batch, number: int) -> Batch:
         """Return one of the batches that `join_all` joined."""
@@ -170,44 +135,28 @@ class BatchJoiner:
         offsets = None if self._table.transforms else self._offsets
         return SharedArrays(self.pool, stops, offsets)
 
-    def _fields(
+    def _join(
         self,
         rings: Sequence[RingRows],
+        fractions: Numbers,
         shared: SharedArrays,
         order: Sequence[Fragment] | None = None,
-    ) -> dict[str, Any]:
-        """Join the fields of the rings' rows in memory that is used again.
-
-        What travelled is Ray's memory, read-only and not to be held, so that it is
-        copied even where it is one array, or one `Ragged`.
+    ) -> Batch:
+        """Join the rings' rows in memory that is used again, without weights.
 
         Args:
             rings: What the rings gave.
+            fractions: float64 ``[R]``, how much of all draws was each ring's.
             shared: Into which rings of this node were gathered.
             order: The rows of each ring in the order of the batches; None as they are.
         """
-        blocks = [block for rows in rings for block in rows.blocks]
-        one_each = len(blocks) == len(rings) > 1
-        found: dict[str, Any] = {}
-        for path, first in blocks[0].items():
-            arrays = [block[path] for block in blocks]
-            if isinstance(first, Ragged):
-                if len(arrays) > 1 or not first.values.flags.writeable:
-                    first = Ragged.concatenate(arrays)
-                found[path] = first
-                continue
-            whole = shared.joined(arrays, path, order) if one_each else None
-            if whole is None:
-                if order is not None:
-                    columns = [[block[path] for block in rows.blocks] for rows in rings]
-                    arrays = in_order(columns, order)
-                whole = arrays[0]
-                if len(arrays) > 1 or not whole.flags.writeable:
-                    count = sum([len(array) for array in arrays])
-                    out = self.pool.empty((count, *first.shape[1:]), first.dtype)
-                    whole = np.concatenate(arrays, out=out)
-            found[path] = whole
-        return found
+        parts = [part for rows in rings for part in rows.parts(fractions[rows.number])]
+        one_each = len(parts) == len(rings)
+        if order is not None and not one_each:
+            order = of_blocks(order, [len(rows.blocks) for rows in rings], [*map(len, parts)])
+        return Batch.join(
+            parts, order, memory=self.pool, shared=shared if one_each and len(rings) > 1 else None
+        )
 
 
 Fragment = tuple[int, int, int]
@@ -237,51 +186,28 @@ def batch_by_batch(stops: Sequence[Sequence[int]]) -> list[Fragment]:
     return order
 
 
-def in_order(
-    columns: Sequence[Sequence[NDArray[Any]]], order: Sequence[Fragment]
-) -> list[NDArray[Any]]:
-    """Arrays of the rings, fragment by fragment.
+def of_blocks(
+    order: Sequence[Fragment], num_blocks: Sequence[int], lengths: Sequence[int]
+) -> list[Fragment]:
+    """The rows of fragments of rings as fragments of the rings' blocks.
 
     Args:
-        columns: Of each ring, arrays that follow each other.
-        order: The fragments.
+        order: Fragments of rings.
+        num_blocks: Of each ring, in how many blocks its rows are.
+        lengths: Rows of each block, ring by ring.
 
     Example:
-        >>> from mmreplay.ray.joined_batches import in_order
-        >>> rings = [[np.arange(3)], [np.arange(10, 12), np.arange(12, 15)]]
-        >>> found = in_order(rings, [(0, 0, 1), (1, 0, 3), (0, 1, 3), (1, 3, 5)])
-        >>> np.concatenate(found).tolist()
-        [0, 10, 11, 12, 1, 2, 13, 14]
+        >>> from mmreplay.ray.joined_batches import of_blocks
+        >>> of_blocks([(0, 0, 1), (1, 0, 3), (0, 1, 3), (1, 3, 5)], [1, 2], [3, 2, 3])
+        [(0, 0, 1), (1, 0, 2), (2, 0, 1), (0, 1, 3), (2, 1, 3)]
     """
-    if all(len(own) == 1 for own in columns):
-        return [columns[ring][0][first:stop] for ring, first, stop in order]
+    stops = [*accumulate(num_blocks)]
     found = []
     for ring, first, stop in order:
         begin = 0
-        for array in columns[ring]:
-            end = begin + len(array)
+        for block in range(stops[ring] - num_blocks[ring], stops[ring]):
+            end = begin + lengths[block]
             if begin < stop and end > first:
-                found.append(array[max(0, first - begin) : stop - begin])
+                found.append((block, max(0, first - begin), min(stop, end) - begin))
             begin = end
     return found
-
-
-def _numbers(fragments: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """The number of the ring of each row.
-
-    Args:
-        fragments: Of rows that follow each other the number, and how many they are.
-    """
-    numbers = np.empty(sum([count for _, count in fragments]), np.int64)
-    at = 0
-    for number, count in fragments:
-        numbers[at : at + count] = number
-        at += count
-    return numbers
-
-
-def _joined(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join columns of the draw, which learners seldom look at."""
-    if len(columns) == 1 and columns[0].flags.writeable:
-        return columns[0]
-    return np.concatenate(columns)

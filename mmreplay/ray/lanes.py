@@ -36,8 +36,8 @@ from mmreplay.format import ray_files
 from mmreplay.format.ray_files import IDLE_S, Lease, Leases
 from mmreplay.limiter import RateLimiter
 from mmreplay.nesting import unflatten
+from mmreplay.ray.agreement import check_same, described, differing
 from mmreplay.ray.limits import RingCounter, limiter_of
-from mmreplay.ray.registry import check_same, described, differing
 from mmreplay.schema import Schema
 from mmreplay.schema.schema import refuse_varying
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.batch import Batch
-from mmreplay.concatenation import as_numpy
+from mmreplay.batch import Batch, as_numpy
 from mmreplay.errors import SchemaError, frames_to_caller
 from mmreplay.ray.client_stats import ClientStats, LostWarning
 from mmreplay.ray.draws import Update

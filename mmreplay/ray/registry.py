@@ -13,24 +13,24 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmreplay.buffer.limiting import Counts
-from mmreplay.buffer.opening import describe
-from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.concatenation import first_difference
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
+from mmreplay.ray.agreement import described, differing
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Node, Remote, RunFacts, UnansweredError
 from mmreplay.ray.epochs import Frozen, freeze_rings
 from mmreplay.ray.grants import Grants, Side, limiter_from
+from mmreplay.ray.shard import start_shard
 from mmreplay.schema import Schema
 
 INFO_S = 3.0
@@ -210,7 +210,7 @@ class Registry:
         """
         stop = time.monotonic() + ANSWER_S
         while True:
-            cluster.start_shard(self.run, key, root, node, network)
+            start_shard(self.run, key, root, node, network)
             left = max(0.0, stop - time.monotonic())
             try:
                 info: dict[str, Any] = self._shard(key).call("info", timeout_s=left)
@@ -583,76 +583,10 @@ class Registry:
                 continue
             for node in nodes:
                 if node.host == member.host and node.label in (None, key):
-                    cluster.start_shard(self.run, key, member.root, node, member.network)
+                    start_shard(self.run, key, member.root, node, member.network)
                     made = True
                     break
         return made
-
-
-def described(schema: Schema) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return a schema as it travels.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if not isinstance(schema, Schema):
-        raise SchemaError(
-            f"schema must be a Schema, got {type(schema).__name__}. Use "
-            "Schema.from_env, or wrap the fields in mmreplay.Schema(...)."
-        )
-    return schema.to_json(), dict(schema.roles)
-
-
-def check_same(
-    buffer: ReplayBuffer, schema: Schema, capacity: int, num_envs: int, create: Mapping[str, Any]
-) -> None:
-    """Refuse arguments that are not those of a ring that was made before.
-
-    Args:
-        buffer: The ring.
-        schema: Of its writer.
-        capacity: Rows of each environment.
-        num_envs: Environments.
-        create: More arguments of `ReplayBuffer.create`.
-
-    Raises:
-        SchemaError: One differs.
-    """
-    way_out = "Pass what it was made with, or give the ring another name."
-    if buffer.schema != schema:
-        raise SchemaError(
-            f"{buffer.path} has another schema: {differing(schema, buffer.schema)}. {way_out}"
-        )
-    made = buffer.metadata
-    given = {name: value for name, value in create.items() if value is not None}
-    wanted = describe(
-        schema,
-        capacity,
-        num_envs,
-        given.get("engine", made.engine),
-        given.get("layout", made.ring.layout),
-        given.get("autoreset", made.autoreset),
-        None,
-        given.get("codec"),
-        given.get("level"),
-        given.get("chunk_crc32c", False),
-        given.get("heap_bytes", made.heap_nbytes or None),
-    )
-    facts: dict[str, tuple[object, object]] = {
-        "capacity": (buffer.capacity, capacity),
-        "num_envs": (buffer.num_envs, num_envs),
-        "engine": (made.engine, wanted.engine),
-        "autoreset": (made.autoreset, wanted.autoreset),
-        "layout": (made.ring.layout, wanted.ring.layout),
-        "heap_bytes": (made.heap_nbytes, wanted.heap_nbytes),
-    }
-    for name in given.keys() & {"codec", "level", "chunk_crc32c"}:
-        facts[name] = getattr(made.sharding, name), getattr(wanted.sharding, name)
-    for argument, (there, got) in facts.items():
-        if there != got:
-            raise SchemaError(
-                f"{argument} must be {there!r}, as of {buffer.path}, got {got!r}. {way_out}"
-            )
 
 
 def _began_s(name: str) -> float:
@@ -660,10 +594,19 @@ def _began_s(name: str) -> float:
     return float(name.rpartition("/")[2].partition("-")[0])
 
 
-def differing(mine: Schema, other: Schema) -> str:
-    """Say in a message how a schema differs from that of a run."""
-    differ = first_difference(mine, other)
-    if differ is None:
-        return "roles or the order of the fields differ"
-    path, here, there = differ
-    return f"field {path!r} is {here} here, and {there} there"
+def start_registry(run: str) -> Remote:
+    """Return the run's registry, made if there is none yet.
+
+    It runs on the head of the cluster, where it can: so no loss of a node with rings
+    takes along what it knows of that node.
+    """
+    name = cluster.registry_name(run)
+    actor = cluster.actor_class(Registry, cluster.REGISTRY_THREADS, cluster.REGISTRY_CALLS)
+    options = cluster.options_of(name)
+    for node in ray.nodes():
+        if node["Alive"] and cluster.HEAD in node["Resources"]:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                node["NodeID"], soft=True
+            )
+    actor.options(**options).remote(run)
+    return Remote(name)

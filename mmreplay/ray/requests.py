@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
@@ -188,6 +189,30 @@ class RingRows:
     def __len__(self) -> int:
         """Rows."""
         return len(self.positions)
+
+    def parts(self, fraction: float) -> list[Batch]:
+        """The rows of each block as a batch without weights.
+
+        Args:
+            fraction: How much of all draws was the ring's.
+        """
+        columns: dict[str, Any] = {
+            "env_ids": self.env_ids,
+            "positions": self.positions,
+            "probabilities": self.probabilities * fraction,
+            "mask": self.mask,
+            "window_positions": self.windows,
+            "buffer_ids": np.full(len(self), self.number),
+        }
+        found, first = [], 0
+        for block in self.blocks:
+            own = columns
+            if len(self.blocks) > 1:
+                stop = first + len(next(iter(block.values())))
+                own = {name: a if a is None else a[first:stop] for name, a in columns.items()}
+                first = stop
+            found.append(Batch(dict(block), weights=None, bfloat16=self.bfloat16, **own))
+        return found
 
 
 AwaitReply = Callable[[Request], Reply | None]

@@ -28,17 +28,18 @@ from mmreplay.buffer.opening import (
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.disk import files
 from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import lock_pid, refuse_network
+from mmreplay.disk.lock import Owner, refuse_network
 from mmreplay.errors import FormatError, LockedError, SchemaError
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.limiter import RateLimiter
 from mmreplay.ray import cluster
+from mmreplay.ray.agreement import check_same, described
 from mmreplay.ray.cluster import PAUSE_S, VERSION, Remote
 from mmreplay.ray.grants import STEPS
 from mmreplay.ray.lanes import THIN
 from mmreplay.ray.limits import RingCounter, RunLimiter, refuse_other_limiters, refuse_unfit_limiter
-from mmreplay.ray.registry import check_same, described
+from mmreplay.ray.registry import start_registry
 from mmreplay.schema import Schema
 
 LOCKED_S = 10.0
@@ -110,7 +111,7 @@ def writer(
     check_create(folder / "ring", schema, capacity, num_envs, limiter, create)
     names = _ring_names(name)
     _check_next_ring(folder, names, schema, capacity, num_envs, create)
-    registry = cluster.start_registry(run)
+    registry = start_registry(run)
     registry.call("check", VERSION, fields, roles)
     if limiter is not None:
         # Before a ring is made, or one has recorded it.
@@ -277,7 +278,7 @@ def _check_next_ring(
         path = folder / each
         if not holds_buffer(path):
             return
-        if lock_pid(path / LOCK) is None:
+        if not Owner(path).alive:
             with ReplayBuffer.open(path) as ring:
                 check_same(ring, schema, capacity, num_envs, create)
             return

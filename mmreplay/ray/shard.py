@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import check_schema
-from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import WriterLock, lock_pid, refuse_network
+from mmreplay.disk.lock import Owner, WriterLock, refuse_network
 from mmreplay.errors import (
     FailedError,
     FormatError,
@@ -38,12 +38,13 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.limiter import RateLimiter
 from mmreplay.limiter.rate_counter import BoundCounter
-from mmreplay.ray.cluster import VERSION, this_node_id
+from mmreplay.ray import cluster
+from mmreplay.ray.agreement import described
+from mmreplay.ray.cluster import VERSION, Node, this_node_id
 from mmreplay.ray.draws import Client, Masses, ShardDraws
 from mmreplay.ray.lanes import THIN, Answer, Lanes, Terms, has_lanes, open_lanes
 from mmreplay.ray.limits import counter_of
 from mmreplay.ray.messages import client_from_bytes, reply_to_bytes, request_from_bytes
-from mmreplay.ray.registry import described
 from mmreplay.ray.reply_blocks import in_blocks, num_blocks
 from mmreplay.storage.disk_space import free_nbytes
 
@@ -436,7 +437,7 @@ class Shard:
             "steps": len(ring),
             "heads": heads.tolist(),
             "rate": self._rate(name, rows),
-            "writer": lock_pid(self.folder / name / LOCK),
+            "writer": Owner(self.folder / name).process,
             "free": self._num_free(name),
             "disk_free": self._disk_free(name),
         }
@@ -504,3 +505,21 @@ def _refuse_copy(ring: ReplayBuffer, others: Mapping[str, ReplayBuffer]) -> None
                 "of them out of the folder of the run; mmreplay convert makes a copy "
                 "that is a ring of its own."
             )
+
+
+def start_shard(run: str, key: str, root: str, node: Node, network: bool) -> None:
+    """Make the shard of a node, unless there is one of its name.
+
+    Args:
+        run: The run.
+        key: The node's key.
+        root: Folder of the runs on that node.
+        node: The node.
+        network: Whether the folder may be on a network file system.
+    """
+    binding: dict[str, Any] = {"label_selector": {cluster.LABEL: key}}
+    if node.label != key:
+        binding = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
+    actor = cluster.actor_class(Shard, cluster.SHARD_THREADS, cluster.SHARD_CALLS)
+    options = {**cluster.options_of(cluster.shard_name(run, key)), **binding}
+    actor.options(**options).remote(run, root, key, network)

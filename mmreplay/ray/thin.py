@@ -48,11 +48,12 @@ from mmreplay.format.ray_files import IDLE_S
 from mmreplay.limiter import RateLimiter
 from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
+from mmreplay.ray.agreement import described
 from mmreplay.ray.cluster import ANSWER_S, PAUSE_S, VERSION, Remote, UnansweredError
 from mmreplay.ray.grants import Asker, Grants, limiter_from
 from mmreplay.ray.lanes import THIN, Answer, Terms, counts_after, create_lanes
 from mmreplay.ray.limits import ask_registry, refuse_other_limiters, refuse_unfit_limiter
-from mmreplay.ray.registry import described
+from mmreplay.ray.registry import start_registry
 from mmreplay.ray.ring_writer import (
     LOCKED_S,
     check_create,
@@ -144,7 +145,7 @@ def thin_ring(
     ring = where / run / THIN
     check_folder(ring.parent, network)
     check_create(ring, schema, capacity, num_envs, limiter, create)
-    registry = cluster.start_registry(run)
+    registry = start_registry(run)
     registry.call("check", VERSION, fields, roles)
     if limiter is not None:
         # Of the smallest writer: of one environment, and one step at a time.

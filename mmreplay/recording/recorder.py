@@ -39,7 +39,6 @@ from mmreplay.recording.environments import make_vector
 from mmreplay.recording.policies import Actor, Policy
 from mmreplay.recording.sources import Leaves, Source, open_source
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.varying import convert_varying
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -310,7 +309,7 @@ def _heap_bytes(schema: Schema, source: Source, played: Any, path: Path, rows: i
     for name in schema.varying:
         field = schema[name]
         try:
-            values = convert_varying(field, first[name], name, (source.num_envs,))
+            values = field.convert(first[name], name, (source.num_envs,))
         except SchemaError as error:
             ring = path, rows, source.num_envs, source.autoreset
             _say_how_to_record_longer(error, schema, *ring, first)
@@ -353,7 +352,7 @@ def _say_how_to_record_longer(
         limit = max(limit, field.max_length)
         try:
             wide = replace(field, max_length=limit)
-            values = convert_varying(wide, cells, name, (len(cells),))
+            values = wide.convert(cells, name, (len(cells),))
         except SchemaError:
             # It is refused for something else.
             continue

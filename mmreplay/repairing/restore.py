@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from mmreplay.buffer.heap_values import ValueCopier
 from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
-from mmreplay.disk.lock import WriterLock, holder, locked
+from mmreplay.disk.lock import Owner, WriterLock
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
 from mmreplay.episodes.boundaries import alone_problem, pair_problem
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
+from mmreplay.format.metadata import Engine
 from mmreplay.ragged import Ragged
 from mmreplay.repairing.scan import (
     DamageScan,
@@ -46,10 +47,11 @@ from mmreplay.repairing.values import (
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS
 from mmreplay.storage.store import CheckedStore, Columns
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.rows import unreadable as unreadable_blocks
 
 Array = NDArray[np.int64]
+Heads = tuple[Array | None, Array | None]
+"""Where the values of a heap end, and where they begin; see `EngineRepair.write`."""
 Flags = NDArray[np.uint8]
 CHUNK_ROWS = 1 << 20
 
@@ -303,21 +305,13 @@ def _intervals(
 def copied(
     scan: DamageScan,
     surviving: list[SurvivingRows],
-    store: ZarrStore,
+    store: CheckedStore,
     tails: Array,
     progress: Progress | None,
-) -> tuple[Array | None, Array | None]:
+) -> Heads:
     """Copy the surviving rows to their new positions, and seal full shards.
 
-    Args:
-        scan: Of the damaged buffer.
-        surviving: What stays, by environment.
-        store: The new buffer's.
-        tails: int64 ``[E]``, the oldest position of the new buffer.
-        progress: Called with (rows written, rows to write).
-
-    Returns:
-        As `write_surviving_rows`.
+    Of the engine that does; see `EngineRepair.write`.
     """
     schema = store.schema
     plain = [path for path in schema.paths if not schema.fields[path].varies]
@@ -325,8 +319,9 @@ def copied(
     if schema.varying:
         values = ValueCopier(store)
         values.begin(tails)
-        size = min(size, rows_at_once(store, UNPACKED_NBYTES))
     with opened(scan) as source:
+        if values is not None:
+            size = min(size, rows_at_once(source, UNPACKED_NBYTES))
         for block in copy_blocks(scan, surviving, tails, size, progress):
             flags = source.flags(block.rows).copy()
             block.mark(flags)
@@ -467,10 +462,12 @@ def repair(
     source = opening.absolute(path)
     named = "damaged" if in_place else "repaired"
     where = opening.absolute(f"{source}-{named}" if target is None else target)
-    if locked(source):
+    owner = Owner(source)
+    if owner.alive:
         raise LockedError(
-            f"{source} is being written by {holder(source)}. Wait until it closes, or "
-            "take a snapshot."
+            f"{source} is being written by {owner}. Wait until it closes, or take a snapshot.",
+            pid=owner.pid,
+            host=owner.host,
         )
     with ExitStack() as stack:
         stack.enter_context(_without_advice())
@@ -546,11 +543,9 @@ def _value_scan(scan: DamageScan) -> Iterator[ValueScan | SealedValueScan | None
     """Look at the values of the damaged buffer; None where no field varies."""
     if not scan.metadata.schema.varying:
         yield None
-    elif scan.metadata.engine == "zarr":
-        with opened(scan) as store:
-            yield SealedValueScan(scan, store)
-    else:
-        yield ValueScan(scan)
+        return
+    with REPAIRS[scan.metadata.engine].values(scan) as values:
+        yield values
 
 
 def _joined(intervals: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
@@ -569,11 +564,7 @@ def _missing(scan: DamageScan) -> Iterator[tuple[int, int, int]]:
     for env_id in range(num_envs):
         for beyond in scan.alive(env_id)[1]:
             yield env_id, beyond.start, beyond.stop
-    if scan.metadata.engine == "zarr":
-        with opened(scan) as store:
-            for env_id in range(num_envs):
-                for first, stop in unreadable(scan, store, env_id):
-                    yield env_id, first, stop
+    yield from REPAIRS[scan.metadata.engine].unreadable(scan)
 
 
 def _rest(
@@ -628,38 +619,14 @@ def _build(
     # Forged metadata may claim a ring of any size, with sparse files.
     existing_nbytes = sum(file.disk_nbytes()[1] for file in scan.opened.values())
     with NewGeneration(target, metadata, max_sums_nbytes=existing_nbytes) as new:
-        heap = write_surviving_rows(scan, surviving, new.store, tails, progress)
+        write = REPAIRS[metadata.engine].write
+        heap = write(scan, surviving, new.store, tails, progress)
         new.sum_blocks(tails, scan.heads)
         new.finish(scan.heads, tails, *heap)
     _copy_statistics(scan, target)
     scan.restored += left_behind(scan.path)
     new.publish()
     return int(totals.sum())
-
-
-def write_surviving_rows(
-    scan: DamageScan,
-    surviving: list[SurvivingRows],
-    store: CheckedStore,
-    tails: Array,
-    progress: Progress | None,
-) -> tuple[Array | None, Array | None]:
-    """Write the rows that survive to their new positions.
-
-    Args:
-        scan: Of the damaged buffer.
-        surviving: The rows that stay, by environment.
-        store: The new buffer's.
-        tails: int64 ``[E]``, the oldest position of the new buffer.
-        progress: Called with (rows written, rows to write).
-
-    Returns:
-        int64 ``[E]``, where the values end in the new heap, and int64 ``[E]``, where
-        they begin, None for 0; None where no field varies.
-    """
-    if isinstance(store, ZarrStore):
-        return copied(scan, surviving, store, tails, progress)
-    return _write(scan, surviving, store, tails, progress), None
 
 
 def _copy_statistics(scan: DamageScan, target: Path) -> None:
@@ -679,8 +646,8 @@ def _write(
     store: CheckedStore,
     tails: Array,
     progress: Progress | None,
-) -> Array | None:
-    """Copy the rows that stay to their new positions, environment by environment."""
+) -> Heads:
+    """Copy the rows that stay to their new positions; see `EngineRepair.write`."""
     nbytes = row_sizes(scan.metadata)
     values = None
     if scan.metadata.schema.varying:
@@ -707,4 +674,43 @@ def _write(
                 for row, begin, end in block.to:
                     written = data[begin:end].reshape(-1)
                     file.pwrite(written.data, row * width)
-    return None if values is None else values.heap_heads
+    return None if values is None else values.heap_heads, None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRepair:
+    """How a damaged buffer of one engine is read, and a new one of it written.
+
+    Attributes:
+        values: Looks at values that vary.
+        unreadable: (environment, first, stop) of rows that no checksum covers and that
+            cannot be read, where that is known of no file's end.
+        write: Writes the rows that survive to their new positions. Of the scan, the
+            rows that stay by environment, the new buffer's store, int64 ``[E]`` of its
+            oldest positions, and what is called with (rows written, rows to write).
+            Returns int64 ``[E]``, where the values end in the new heap, and int64
+            ``[E]``, where they begin, None for 0; None where no field varies.
+    """
+
+    values: Callable[[DamageScan], AbstractContextManager[ValueScan | SealedValueScan]]
+    unreadable: Callable[[DamageScan], Iterable[tuple[int, int, int]]]
+    write: Callable[[DamageScan, list[SurvivingRows], CheckedStore, Array, Progress | None], Heads]
+
+
+@contextmanager
+def _sealed_values(scan: DamageScan) -> Iterator[SealedValueScan]:
+    with opened(scan) as store:
+        yield SealedValueScan(scan, store)
+
+
+def _unreadable_rows(scan: DamageScan) -> Iterator[tuple[int, int, int]]:
+    with opened(scan) as store:
+        for env_id in range(scan.metadata.ring.num_envs):
+            for first, stop in unreadable(scan, store, env_id):
+                yield env_id, first, stop
+
+
+REPAIRS: Mapping[Engine, EngineRepair] = {
+    "memmap": EngineRepair(lambda scan: nullcontext(ValueScan(scan)), lambda scan: (), _write),
+    "zarr": EngineRepair(_sealed_values, _unreadable_rows, copied),
+}

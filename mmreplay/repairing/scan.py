@@ -26,12 +26,12 @@ from mmreplay.errors import (
     FormatError,
     VersionError,
     raise_if_out_of_files,
+    undone_by,
 )
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import ON_DISK, Metadata
 from mmreplay.ring import Ring
-from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
@@ -42,7 +42,8 @@ from mmreplay.storage.zarr.group import FOLDER, arrays_of, shard_name
 from mmreplay.storage.zarr.shards import DTYPE, ShardStates
 from mmreplay.storage.zarr.shards import DTYPE as PLACE_DTYPE
 from mmreplay.storage.zarr.shards import FILE_NAME as PLACES
-from mmreplay.verify.rows import SealedSumCheck, Stripe, SumCheck, lost, stripes
+from mmreplay.verify.engines import CHECKS
+from mmreplay.verify.rows import Stripe, SumCheck, lost, stripes
 from mmreplay.verify.slots import CommitFile
 
 MAX_GUESSED = 1 << 20
@@ -108,7 +109,7 @@ def open_files(
         FormatError: There is a link, a folder, a pipe or a device in the place of one.
     """
     opened: dict[str, File] = {}
-    try:
+    with undone_by(_close, opened):
         for name, nbytes in sizes.items():
             file, problem = _open(folder / name)
             opened[name] = file
@@ -116,11 +117,13 @@ def open_files(
                 wrong = f"{name} has {file.nbytes} bytes of {nbytes}: the rows in it are used"
                 restored.append(problem or wrong)
             file.nbytes = min(file.nbytes, nbytes)
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
     return opened
+
+
+def _close(opened: dict[str, File]) -> None:
+    """Close files."""
+    for file in opened.values():
+        file.close()
 
 
 def _open(path: Path) -> tuple[File, str]:
@@ -146,10 +149,11 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     sizes = placement.file_sizes(ring, schema, metadata.heap_nbytes)
     opened = open_files(folder, sizes)
     num_held = {name: opened[name].nbytes // nbytes for name, nbytes in row_sizes(metadata).items()}
-    num_unsealed = min(num_held[name] for name in never_sealed(schema))
+    lasting = CHECKS[metadata.engine].lasting_files(schema)
+    num_unsealed = min(num_held[name] for name in lasting)
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
-    try:
+    with undone_by(_close, opened):
         staging = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         staging.maps = maps
@@ -158,27 +162,10 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
             staging.heap.nbytes = metadata.heap_nbytes
         shard_index = _open_shard_index(folder, metadata, maps, num_held[FLAGS])
         store = ShortStore(folder, metadata, staging, shard_index)
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
     store.num_staged, store.num_unsealed = min(num_held.values()), num_unsealed
-    free = set(never_sealed(schema)) - {FLAGS}
+    free = lasting - {FLAGS}
     store.summed = (min(n for name, n in num_held.items() if name not in free), num_held[FLAGS])
     return store
-
-
-def never_sealed(schema: Schema) -> list[str]:
-    """Files of a compressed buffer whose rows no shard ever has."""
-    large = record_layout(schema).large.items()
-    return [FLAGS, *(name for path, name in large if schema[path].mutable)]
-
-
-def shard_index_nbytes(metadata: Metadata) -> int:
-    """Bytes of the file that says which rows of a compressed buffer are in shards."""
-    ring, sharding = metadata.ring, metadata.sharding
-    assert sharding is not None
-    return ring.num_rows // (sharding.shard_rows * ring.wide) * DTYPE.itemsize
 
 
 def _open_shard_index(folder: Path, metadata: Metadata, mapped: bool, rows: int) -> ShardStates:
@@ -190,7 +177,7 @@ def _open_shard_index(folder: Path, metadata: Metadata, mapped: bool, rows: int)
         mapped: Read it through a mapping.
         rows: No shard is looked for beyond so many.
     """
-    nbytes = shard_index_nbytes(metadata)
+    [nbytes] = CHECKS[metadata.engine].index_sizes(metadata).values()
     [file] = open_files(folder, {PLACES: nbytes}).values()
     if file.nbytes == nbytes:
         return ShardStates(file, mapped)
@@ -295,7 +282,8 @@ class DamageScan:
 
     def placed(self) -> int:
         """Number of rows whose shard state is known; compressed buffers only."""
-        nbytes_found, nbytes = (self.opened[PLACES].nbytes, shard_index_nbytes(self.metadata))
+        [nbytes] = CHECKS[self.metadata.engine].index_sizes(self.metadata).values()
+        nbytes_found = self.opened[PLACES].nbytes
         width = PLACE_DTYPE.itemsize
         return self.metadata.ring.num_rows // (nbytes // width) * (nbytes_found // width)
 
@@ -332,9 +320,7 @@ def row_sizes(metadata: Metadata) -> dict[str, int]:
 def _reach(metadata: Metadata, opened: dict[str, File], *, summed: bool) -> int:
     """Rows in the files whose rows are nowhere else; of those under checksums alone."""
     nbytes = row_sizes(metadata)
-    names = set(nbytes)
-    if metadata.engine == "zarr":
-        names = set(never_sealed(metadata.schema))
+    names = CHECKS[metadata.engine].lasting_files(metadata.schema)
     if summed:
         large = record_layout(metadata.schema).large.items()
         names -= {name for path, name in large if metadata.schema[path].mutable}
@@ -345,12 +331,7 @@ def _reach(metadata: Metadata, opened: dict[str, File], *, summed: bool) -> int:
 def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
     """Return the object that computes checksums as `verify` does."""
     commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
-    arguments = (opened, metadata.folder, metadata, commit_file)
-    if metadata.engine == "zarr":
-        store = open_store(opened[COMMIT].path.parent, metadata)
-        check: SumCheck = SealedSumCheck(*arguments, store)
-    else:
-        check = SumCheck(*arguments)
+    check = CHECKS[metadata.engine].sum_check(opened, metadata, commit_file, open_store)
     try:
         yield check
     finally:
@@ -359,11 +340,7 @@ def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]
 
 def _computed(check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, int | None]]:
     """(environment, block, checksum) of the blocks of a stripe; None for unreadable."""
-    stripes = [stripe]
-    if isinstance(check, SealedSumCheck):
-        # Each is unpacked by itself: one may be damaged and the next one not.
-        stripes = [replace(stripe, blocks=(block,)) for block in stripe.blocks]
-    for one in stripes:
+    for one in check.apart(stripe):
         sums: list[int | None] = [None] * len(one.blocks)
         with _Tried(CorruptError):
             sums = [*check.compute(one, None)]
@@ -388,12 +365,9 @@ def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
 
 def _file_sizes(metadata: Metadata) -> dict[str, int]:
     """Bytes of each data file but COMMIT."""
-    sizes = record_layout(metadata.schema).file_sizes(
-        metadata.ring, metadata.schema, metadata.heap_nbytes
-    )
-    if metadata.engine == "zarr":
-        sizes[PLACES] = shard_index_nbytes(metadata)
-    return sizes
+    placement, heap_nbytes = record_layout(metadata.schema), metadata.heap_nbytes
+    sizes = placement.file_sizes(metadata.ring, metadata.schema, heap_nbytes)
+    return sizes | CHECKS[metadata.engine].index_sizes(metadata)
 
 
 def refuse_oversized(scan: DamageScan) -> None:
@@ -444,7 +418,7 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
     sizes = _file_sizes(metadata)
     sizes[COMMIT] = _commit_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
-    try:
+    with undone_by(_close, opened):
         known = _settled(folder, metadata, opened[COMMIT], restored)
         if known is None:
             if like is not None:
@@ -457,10 +431,6 @@ def gather(folder: Path, like: Path | None) -> DamageScan:
                 f"{max_lost} committed ones per environment) are dropped, and rows "
                 "that had been overwritten or cleared may be back"
             )
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
     return DamageScan(folder, metadata, opened, *known, restored)
 
 

@@ -69,7 +69,7 @@ def read_values(
     there = np.flatnonzero(~empty)
     if not len(there):
         return references, np.empty(0, np.uint8), bad
-    found, data, illegal = store.take_values(
+    found, data, illegal = store.take_values_of(
         path,
         rows[there],
         scan.heap_tails[ids[there]],

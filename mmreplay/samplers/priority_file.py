@@ -48,7 +48,7 @@ from mmreplay.disk.files import (
     refuse_link,
     rename,
 )
-from mmreplay.disk.lock import lock_pid, locked
+from mmreplay.disk.lock import Owner, lock_pid
 from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     CorruptError,
@@ -807,7 +807,7 @@ def read_record(
         data: The STATE file's.
         identity: Of the open STATE file.
     """
-    here = process.boot_id(), identity, lambda: locked(folder)
+    here = process.boot_id(), identity, lambda: Owner(folder).alive
     record = trusted(data, home.uuid, home.ring.num_envs, *here)
     if record is not None and _is_here(record, *here):
         return record

@@ -88,8 +88,10 @@ def convert(field: Field, value: object, path: str, lead: tuple[int, ...]) -> ND
 
 
 def widen(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
-    """Return stored values as numbers that numpy knows: bfloat16 becomes float32."""
-    return from_bfloat16_bits(values) if field.dtype == "bfloat16" else values
+    """Return stored values as numbers that numpy knows, of a field that has numbers."""
+    numbers = field.law.numbers(field, values)
+    assert numbers is not None
+    return numbers
 
 
 def as_numpy(value: object, path: str) -> tuple[NDArray[np.generic], bool]:

@@ -8,20 +8,23 @@ the file may come from anywhere.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, SupportsIndex, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, cast, get_args
 
 import numpy as np
 
 from mmreplay.arguments import flag, integer, one_of
 from mmreplay.errors import SchemaError, shown
-from mmreplay.schema.convert import convert
-from mmreplay.schema.dtypes import array_nbytes, canonical_name, describe, storage_dtype
+from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
+from mmreplay.schema.kinds import law_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import DTypeLike
+
+    from mmreplay.schema.kinds import Kind
 
 
 from mmreplay.nesting import CONTROLS
@@ -31,8 +34,8 @@ MAX_AXES = 32
 MAX_NBYTES = 2**48
 MAX_LENGTH = 2**32 - 1
 
-Kind = Literal["array", "text", "bytes"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Word = Literal["array", "text", "bytes"]
+WORDS: tuple[Word, ...] = get_args(Word)
 
 REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 """What a row stores of a value that varies: the heap position of its first byte, its
@@ -74,7 +77,7 @@ class Field:
     numpy: np.dtype[np.generic] = field(init=False, repr=False, compare=False)
     nbytes: int = field(init=False, repr=False, compare=False)
     max_length: int | None = field(default=None, kw_only=True)
-    kind: Kind = field(default="array", kw_only=True)
+    kind: Word = field(default="array", kw_only=True)
 
     # Written out rather than generated, so that a caller may give any dtype and
     # shape that numpy would take, and a reader still finds a name and a tuple.
@@ -86,7 +89,7 @@ class Field:
         exact: bool = False,
         mutable: bool = False,
         max_length: int | None = None,
-        kind: Kind = "array",
+        kind: Word = "array",
     ) -> None:
         """Declare a field.
 
@@ -107,7 +110,7 @@ class Field:
         axes, name = _checked_shape(shape), canonical_name(dtype)
         for option, value in (("exact", exact), ("mutable", mutable)):
             flag(f"field option {option}", value)
-        one_of("field kind", kind, KINDS, "Use Field.text or Field.bytes.")
+        one_of("field kind", kind, WORDS, "Use Field.text or Field.bytes.")
         if mutable and 0 in axes:
             raise SchemaError(
                 f"field option mutable must be False for the shape {list(axes)}, "
@@ -192,13 +195,12 @@ class Field:
     @property
     def description(self) -> str:
         """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
-        if self.kind != "array":
-            unit = "byte" if self.max_length == 1 else "bytes"
-            return f"{self.kind} of at most {self.max_length} {unit}"
-        if self.max_length is None:
-            return describe(self.dtype, self.shape)
-        axes = ", ".join([f"up to {self.max_length}", *map(str, self.inner)])
-        return f"{self.dtype}[{axes}]"
+        return self.law.describe(self)
+
+    @property
+    def law(self) -> Kind:
+        """What its values mean: how they are taken, counted, compared and shown."""
+        return law_of(self)
 
     def __repr__(self) -> str:
         if self.kind != "array":
@@ -219,35 +221,32 @@ class Field:
         for name, value in zip(names, [*state, None, "array"][:8], strict=True):
             object.__setattr__(self, name, value)
 
-    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
+    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> Any:
         """Validate one incoming value and cast it to this field.
 
         Args:
             value: Array, scalar, list or torch tensor ``[*lead, *shape]``. For a
-                bfloat16 field uint16 arrays are its bits.
+                bfloat16 field uint16 arrays are its bits. Of a field that varies one
+                value for each place of `lead`; see `convert_varying`.
             path: The field's path, as messages name it.
             lead: Leading axes, such as environments.
 
         Returns:
             Array of dtype `numpy` ``[*lead, *shape]``; the argument or its memory
-            where nothing is to be cast.
+            where nothing is to be cast. `Ragged` of shape `lead` where it varies.
 
         Raises:
             SchemaError: Its shape differs, or the cast could lose what was not
-                meant to be lost; or the field varies.
+                meant to be lost.
         """
-        if self.varies:
-            raise SchemaError(
-                f"field {path!r} varies from step to step, so its values make no array "
-                "of one shape. Pass them to add or extend."
-            )
+        # Most values come as they are stored, whatever they mean.
         if (
             type(value) is np.ndarray
             and value.dtype == self.numpy
             and value.shape == lead + self.shape
         ):
             return value
-        return convert(self, value, path, lead)
+        return self.law.convert(self, value, path, lead)
 
 
 def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
@@ -285,7 +284,7 @@ def _checked_length(
     axes: tuple[int, ...],
     dtype: str,
     max_length: int | None,
-    kind: Kind,
+    kind: Word,
     exact: bool,
     mutable: bool,
 ) -> int:
@@ -352,30 +351,38 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     keys = _VARYING_KEYS if varies else _KEYS
     if set(entry) != set(keys):
         raise _refused("keys", sorted(map(str, entry)), f"exactly {sorted(keys)}")
-    name, dtype = entry["name"], entry["dtype"]
+    name = entry["name"]
     if type(name) is not str:
         raise _refused("name", name, "a string")
     if CONTROLS.search(name):
         raise _refused("name", name, "one without control characters")
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise _refused(f"dtype of {name!r}", dtype, f"one of {', '.join(DTYPES)}")
-    if (
-        type(shape) is not list
-        or len(shape) > MAX_AXES
-        or any(type(axis) is not int for axis in shape[varies:])
-    ):
-        raise _refused(f"shape of {name!r}", shape, "a list of at most 32 integers")
-    for option in ("exact", "mutable"):
-        if type(entry[option]) is not bool:
-            raise _refused(f"{option} of {name!r}", entry[option], "true or false")
+    for key in keys[1:]:
+        legal, expected = _LEGAL[key]
+        if not legal(entry[key]):
+            raise _refused(f"{key} of {name!r}", entry[key], expected)
     options = {option: entry[option] for option in keys[3:]}
-    length = options.get("max_length")
-    if varies and not (type(length) is int and 1 <= length <= MAX_LENGTH):
-        legal = f"an integer in [1, {MAX_LENGTH}]"
-        raise _refused(f"max_length of {name!r}", length, legal)
-    if varies and options["kind"] not in KINDS:
-        raise _refused(f"kind of {name!r}", options["kind"], f"one of {', '.join(KINDS)}")
-    return name, Field(shape, dtype, **options)
+    return name, Field(entry["shape"], entry["dtype"], **options)
+
+
+def _is_shape(value: object) -> bool:
+    """Whether it is a list of integers, the first of which may be None."""
+    if type(value) is not list or len(value) > MAX_AXES:
+        return False
+    return all(type(axis) is int for axis in value[value[:1] == [None] :])
+
+
+_LEGAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "dtype": (lambda d: type(d) is str and d in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "shape": (_is_shape, "a list of at most 32 integers"),
+    "exact": (lambda flag: type(flag) is bool, "true or false"),
+    "mutable": (lambda flag: type(flag) is bool, "true or false"),
+    "max_length": (
+        lambda length: type(length) is int and 1 <= length <= MAX_LENGTH,
+        f"an integer in [1, {MAX_LENGTH}]",
+    ),
+    "kind": (lambda kind: kind in WORDS, f"one of {', '.join(WORDS)}"),
+}
+"""By key of a stored field, whether a value is legal, and what an error expects."""
 
 
 def _refused(what: str, got: object, expected: str) -> SchemaError:

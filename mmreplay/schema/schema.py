@@ -560,11 +560,12 @@ def refuse_varying(schema: Schema, target: str) -> None:
     Raises:
         SchemaError: A field varies.
     """
-    for path in schema.varying:
-        raise SchemaError(
-            f"field {path!r} varies from step to step, which {target} cannot store. "
-            "Declare a fixed shape and pad its values, or leave the field out."
-        )
+    for path, field in schema.fields.items():
+        if not field.law.travels:
+            raise SchemaError(
+                f"field {path!r} varies from step to step, which {target} cannot store. "
+                "Declare a fixed shape and pad its values, or leave the field out."
+            )
 
 
 def stated_num_envs(schema: Schema) -> int | None:

@@ -22,10 +22,10 @@ from mmreplay.errors import SchemaError, shown
 from mmreplay.ragged import Ragged
 from mmreplay.schema.convert import as_numpy, convert
 from mmreplay.schema.dtypes import from_bfloat16_bits
-from mmreplay.schema.field import Field
 
 if TYPE_CHECKING:
     from mmreplay.kernels.rows import RowsKernel
+    from mmreplay.schema.field import Field
 
 _rows = cast("RowsKernel", kernels.load("rows"))
 _BYTES = (bytes, bytearray, memoryview)
@@ -342,7 +342,7 @@ def _cast(
 @lru_cache(maxsize=1024)
 def _item(field: Field) -> Field:
     """The field of one item."""
-    return Field(field.inner, field.dtype, exact=field.exact)
+    return type(field)(field.inner, field.dtype, exact=field.exact)
 
 
 def _encoded(text: str, path: str, where: str) -> bytes:

@@ -46,6 +46,30 @@ Array = NDArray[np.int64]
 rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
 
+class Counts(Protocol):
+    """What a record says: heads, limits and tails; see `Record`."""
+
+    @property
+    def heads(self) -> Array:
+        """int64 ``[E]``, likewise all that follow."""
+
+    @property
+    def limits(self) -> Array:
+        """Rows of a lap before may be overwritten below them."""
+
+    @property
+    def tails(self) -> Array:
+        """The oldest rows alive."""
+
+    @property
+    def heap_heads(self) -> Array | None:
+        """Where the next values go; None where no field varies."""
+
+    @property
+    def heap_tails(self) -> Array | None:
+        """The oldest values alive; likewise."""
+
+
 class CommitState(Protocol):
     """The heads, limits and tails of a buffer.
 
@@ -58,8 +82,10 @@ class CommitState(Protocol):
     Attributes:
         cuts: See `Record`, likewise the next one.
         cut_epoch: Of the opening that last cut rows.
+        follows: Another process may publish, which `refresh` finds out.
     """
 
+    follows: bool
     heads: Array
     limits: Array
     tails: Array
@@ -79,6 +105,9 @@ class CommitState(Protocol):
     def discarded(self) -> bool:
         """Whether published rows were discarded, because their sync failed."""
 
+    def mark_moved(self) -> None:
+        """Have the buffer opened again: by each reader of a writer, or by this one."""
+
     def close(self) -> None:
         """Give the file back."""
 
@@ -91,6 +120,10 @@ class WritableCommitState(CommitState, Protocol):
     """
 
     published: tuple[Array, Array, Array | None]
+
+    @property
+    def committed(self) -> Counts:
+        """What a power cut leaves; in RAM, where none does, what is published."""
 
     def publish(
         self,
@@ -132,7 +165,7 @@ class CommitWriter:
     heap_tails: Array | None
     published: tuple[Array, Array, Array | None]
 
-    moved = discarded = False
+    follows = moved = discarded = False
 
     def __init__(
         self,
@@ -378,7 +411,7 @@ class CommitWriter:
 class MemoryCommitState:
     """Heads of a buffer in RAM."""
 
-    moved = discarded = False
+    follows = moved = discarded = False
     cut_epoch = 0
 
     def __init__(self, num_envs: int, heap_nbytes: int = 0) -> None:
@@ -390,6 +423,14 @@ class MemoryCommitState:
     def refresh(self) -> bool:
         """Return False: nothing else writes it."""
         return False
+
+    def mark_moved(self) -> None:
+        """Do nothing: no other process reads it."""
+
+    @property
+    def committed(self) -> MemoryCommitState:
+        """What is published: no power cut leaves anything."""
+        return self
 
     def publish(
         self,
@@ -502,6 +543,8 @@ class CommitReader:
     Never goes back: a lower sequence than one seen is not accepted.
     """
 
+    follows = True
+
     def __init__(self, file: File, identity: Identity, start: Record, heap_nbytes: int = 0) -> None:
         self._file = file
         self._identity = identity
@@ -550,6 +593,10 @@ class CommitReader:
                 return False
             if time.monotonic() > deadline:
                 raise starved(self._file.path)
+
+    def mark_moved(self) -> None:
+        """Note that the buffer must be opened again, whatever the record says."""
+        self.moved = True
 
     def _accept(self, record: Record) -> bool:
         # A lower number is an older state, such as the other slot shows while this one

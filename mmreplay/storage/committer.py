@@ -23,7 +23,6 @@ from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.process import Worker
 from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.storage.store import CheckedStore, ShardError, rounded_up
-from mmreplay.storage.zarr.heap_space import space_of
 
 Array = NDArray[np.int64]
 
@@ -61,8 +60,7 @@ class Committer:
         self.refuse_removed = refuse_removed
         self._store = store
         self._commit_state = commit_state
-        heap = store.heap
-        self._heap = None if heap is None else space_of(store, heap, commit_state)
+        self._heap = store.heap_space(commit_state)
         self.highest_tails: Array | None = None
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()

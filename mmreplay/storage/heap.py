@@ -8,10 +8,10 @@ write on: values of one environment rise with its rows, so those are always its 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,15 @@ from mmreplay import kernels
 from mmreplay.disk.files import File
 from mmreplay.format.heap import MAX_HEAD, Array, References
 from mmreplay.format.metadata import heap_reserve_nbytes
-from mmreplay.storage.commit_state import CommitWriter, WritableCommitState
+from mmreplay.ring import Ring
+from mmreplay.schema import Schema
+from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Advise, Columns, Store
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
+
+if TYPE_CHECKING:
+    from mmreplay.storage.store import Advise
+
 
 _copies = kernels.load("copies")
 
@@ -70,6 +75,13 @@ class Heap(Protocol):
             offsets: int64 ``[N]``, their first bytes in the whole heap.
             nbytes: int64 ``[N]``, their bytes, all inside of it.
             out: uint8, as many as they are together.
+        """
+
+    def window(self) -> tuple[mmap.mmap, int, int] | None:
+        """Return the file's mapping, and which bytes may be stored into now.
+
+        Those of pages that were made ready, for the values to come; None where there
+        are none.
         """
 
 
@@ -160,11 +172,7 @@ class FileHeap:
                 mapping.close()
 
     def window(self) -> tuple[mmap.mmap, int, int] | None:
-        """Return the file's mapping, and which bytes may be stored into now.
-
-        Those of pages that were made ready, for the values to come; None where there
-        are none.
-        """
+        """See `Heap.window`."""
         writer = self._writer
         if writer.mapping is None or monotonic() >= writer.until:
             return None
@@ -195,6 +203,21 @@ class MemoryHeap:
         waits = out.nbytes >= LONG_NBYTES
         _copies.copy_spans(self._bytes, offsets, nbytes, out, None, waits)
 
+    def window(self) -> None:
+        """None: nothing is mapped."""
+
+
+class HeapRows(Protocol):
+    """Rows with references; see `Store`."""
+
+    ring: Ring
+    schema: Schema
+
+    def stored(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out as they are stored."""
+
 
 class HeapSpace:
     """How far the heap of each environment may be written.
@@ -209,7 +232,7 @@ class HeapSpace:
 
     ends_rows = True
 
-    def __init__(self, store: Store, heap: Heap, commit_state: WritableCommitState) -> None:
+    def __init__(self, store: HeapRows, heap: Heap, commit_state: WritableCommitState) -> None:
         """Look at one store.
 
         Args:
@@ -218,7 +241,6 @@ class HeapSpace:
             commit_state: What is published and, on a disk, durable.
         """
         self._store, self._commit_state = store, commit_state
-        self._durable = commit_state if isinstance(commit_state, CommitWriter) else None
         self.nbytes = heap.nbytes
         self.reserve = heap_reserve_nbytes(store.schema, heap.nbytes)
         self._paths = store.schema.varying
@@ -226,13 +248,10 @@ class HeapSpace:
     @property
     def free_until(self) -> Array:
         """int64 ``[E]``: heap positions below may be written."""
-        heap_tails = self._commit_state.heap_tails
+        heap_tails, durable = self._commit_state.heap_tails, self._commit_state.committed.heap_tails
         assert heap_tails is not None
-        if self._durable is not None:
-            durable = self._durable.committed.heap_tails
-            assert durable is not None
-            heap_tails = np.minimum(heap_tails, durable)
-        free_until: Array = np.minimum(heap_tails + self.nbytes, MAX_HEAD)
+        assert durable is not None
+        free_until: Array = np.minimum(np.minimum(heap_tails, durable) + self.nbytes, MAX_HEAD)
         return free_until
 
     @property
@@ -245,8 +264,7 @@ class HeapSpace:
     @property
     def raise_due(self) -> bool:
         """Whether half of the reserve that durable tails leave is used somewhere."""
-        assert self._durable is not None
-        durable = self._durable.committed.heap_tails
+        durable = self._commit_state.committed.heap_tails
         assert durable is not None
         used = self.ahead - self.reserve // 2 > durable + self.nbytes
         return bool(used.any())
@@ -258,9 +276,8 @@ class HeapSpace:
         A power cut leaves the values below the committed heap heads that were not
         overwritten since: none, where a whole heap was written since.
         """
-        assert self._durable is not None
         heap_heads = self._commit_state.heap_heads
-        durable = self._durable.committed.heap_heads
+        durable = self._commit_state.committed.heap_heads
         assert heap_heads is not None
         assert durable is not None
         return bool((heap_heads - durable > self.nbytes // 2).any())
@@ -284,14 +301,12 @@ class HeapSpace:
         # Of one publication: heap heads that are newer than the heads would give up
         # values of rows that are not looked at.
         heads, tails, heap_heads = state.published
-        heap_tails = state.heap_tails
+        heap_tails, durable = state.heap_tails, state.committed
         assert heap_heads is not None
         assert heap_tails is not None
-        if self._durable is not None:
-            durable = self._durable.committed
-            assert durable.heap_tails is not None
-            tails = np.maximum(tails, durable.tails)
-            heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        assert durable.heap_tails is not None
+        tails = np.maximum(tails, durable.tails)
+        heap_tails = np.maximum(heap_tails, durable.heap_tails)
         targets = wanted - self.nbytes
         short = np.flatnonzero(heap_tails < targets)
         if len(short):
@@ -360,7 +375,7 @@ class HeapSpace:
         """Where the values of rows begin, int64 ``[N]``; -1 for rows without any."""
         positions = np.arange(first, stop)
         rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
-        columns = self._gathered(rows)
+        columns = self._store.stored(rows, self._paths)
         begins = np.full(len(positions), -1)
         heap_heads = self._commit_state.heap_heads
         assert heap_heads is not None
@@ -372,7 +387,3 @@ class HeapSpace:
             there &= references["position"] < heap_heads[env_id]
             begins[there] = references["position"][there]
         return begins
-
-    def _gathered(self, rows: Array) -> Columns:
-        """References of rows."""
-        return self._store.gather(rows, self._paths)

@@ -59,6 +59,10 @@ class RecordLayout:
         """Bytes of one record; 0 without records."""
         return 0 if self.record is None else self.record.itemsize
 
+    def file_of(self, path: str) -> str:
+        """Name of the file with a field that no flag serves."""
+        return self.large.get(path, RECORDS)
+
     def file_sizes(self, ring: Ring, schema: Schema, heap_nbytes: int = 0) -> dict[str, int]:
         """Bytes of every file of a generation, by name.
 

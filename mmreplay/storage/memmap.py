@@ -49,13 +49,14 @@ from mmreplay.storage.layout import (
     record_layout,
 )
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Columns, ReadPolicy, flags_between
+from mmreplay.storage.store import Columns, ReadPolicy, UnsealedStore, flags_between
 from mmreplay.storage.write_path import (
     LEAST_NBYTES,
     SHORT_NBYTES,
     MappedWriter,
     PartialPageFiller,
     SpaceReservation,
+    StepWriters,
 )
 
 Flags = NDArray[np.uint8]
@@ -180,7 +181,7 @@ Large = tuple[str, MappedWriter, int]
 """Path of a field in a file of its own, the file's writer, bytes of a row."""
 
 
-class MemmapStore:
+class MemmapStore(UnsealedStore):
     """One data folder; see `Store` for what each method owes."""
 
     def __init__(
@@ -199,7 +200,8 @@ class MemmapStore:
         self.schema = schema
         record = placement.record
         self.packed = frozenset(() if record is None else record.names or ())
-        self.limit_step, self.placement = 1, placement
+        self.limit_step = 1
+        self.placement: RecordLayout = placement
         self._files = files
         self._buffers = BufferPool()
         self._flags_file = files[FLAGS]
@@ -438,6 +440,18 @@ class MemmapStore:
         for writer in self._row_writers:
             writer.recycle_pages()
 
+    @property
+    def step_writers(self) -> StepWriters | None:
+        """Of small fields in rows side by side; see `DiskStore.step_writers`."""
+        ring, placement, (records, flags) = self.ring, self.placement, self.writers
+        if records is None or (self.heap is not None and ring.num_envs > 1):
+            return None
+        if placement.large or not len(self.packer.rows):
+            return None
+        if ring.num_envs > 1 and ring.layout == "env_major":
+            return None
+        return StepWriters(self.packer, placement.stride, records, flags)
+
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
         self.space.reserve(first, stop)
@@ -469,14 +483,30 @@ class MemmapStore:
                 result[path] = packed[path]
         return result
 
+    def map_field(self, path: str) -> NDArray[Any] | None:
+        """Map a field of all rows; see `Store.map_field`.
+
+        The mapping is private: a write into one makes a copy of the page.
+        """
+        ring, field, placement = self.ring, self.schema[path], self.placement
+        if path in placement.served:
+            return None
+        name = placement.file_of(path)
+        mapping = self._files[name].map_private()
+        if name == RECORDS:
+            rows = np.frombuffer(mapping, placement.record)[path]
+        else:
+            rows = np.frombuffer(mapping, field.numpy).reshape(-1, *field.shape)
+        if ring.layout == "time_major":
+            return rows.reshape(ring.slots, ring.num_envs, *field.shape)
+        return rows.reshape(ring.num_envs, ring.slots, *field.shape).swapaxes(0, 1)
+
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         key = tuple(paths)
         if (pages := self._pages_of.get(key)) is None:
             names = {
-                self.placement.large.get(path, RECORDS)
-                for path in paths
-                if path not in self.placement.served
+                self.placement.file_of(path) for path in paths if path not in self.placement.served
             }
             pages = self._pages_of[key] = [self._pages[name] for name in sorted(names)]
         return sum([one.prefetch(rows, now) for one in pages])

@@ -12,10 +12,10 @@ from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 from mmreplay.storage.heap import MemoryHeap
 from mmreplay.storage.layout import packer, record_layout, stored
-from mmreplay.storage.store import Columns, flags_between
+from mmreplay.storage.store import Columns, UnsealedStore
 
 
-class MemoryStore:
+class MemoryStore(UnsealedStore):
     """Arrays of rows; see `Store` for what each method owes.
 
     The pages of an array of zeros take memory when first written, so a large ring
@@ -88,10 +88,6 @@ class MemoryStore:
     def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
         return self._flags.take(rows)
-
-    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Flags of a span; see `Store.flags_between`."""
-        return flags_between(self._flags, self.ring, env_id, first, stop)
 
     def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values; see `Store.set`."""

@@ -16,12 +16,15 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.disk.files import File
-from mmreplay.storage.store import Advise
+
+if TYPE_CHECKING:
+    from mmreplay.storage.store import Advise
 
 
 class _State(threading.local):

@@ -25,7 +25,7 @@ from mmreplay import process
 from mmreplay.disk import files
 from mmreplay.disk.files import COPY_ON_WRITE, File, file_system
 from mmreplay.disk.lock import FILE_NAME as LOCK
-from mmreplay.disk.lock import locked
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import FormatError, RemovedError, ReplayError
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
@@ -236,7 +236,7 @@ def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recover
     num_envs, heap_nbytes = metadata.ring.num_envs, metadata.heap_nbytes
     file, data = open_commit(folder, num_envs, heap_nbytes, writable=False)
     try:
-        identity = identify(file, metadata, lambda: locked(folder.parent))
+        identity = identify(file, metadata, lambda: Owner(folder.parent).alive)
         slots = _read_whole(file, data, metadata)
         live, _, report = settle(slots, identity, metadata, folder)
         # Records stored from now on in the open file are its own. Those that it held

@@ -6,24 +6,34 @@ the buffer brings both together. `ReadPolicy` says how rows are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.arguments import flag, one_of
 from mmreplay.disk.files import NETWORK, File, file_system
 from mmreplay.errors import FailedError
+from mmreplay.format.heap import References, legal
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
+from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.heap import Heap, HeapSpace
+from mmreplay.storage.layout import HEAP, RecordLayout
 
 if TYPE_CHECKING:
+    from mmreplay.storage.commit_state import WritableCommitState
     from mmreplay.storage.gather import Records
-    from mmreplay.storage.heap import Heap
+    from mmreplay.storage.write_path import StepWriters
+    from mmreplay.storage.zarr.sealing import Sealing
+
+_copies = kernels.load("copies")
 
 ReadMode = Literal["auto", "mmap", "pread"]
 Advise = Literal["auto", "always", "never", "kernel"]
@@ -63,6 +73,10 @@ class ReadPolicy:
 
 
 Columns = Mapping[str, NDArray[np.generic]]
+NewBytes = Callable[[int], NDArray[np.uint8]]
+"""Returns memory of so many bytes."""
+TakenValues = tuple[References, NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_] | None]
+"""What `Store.take_values` returns."""
 
 
 def flags_between(
@@ -105,6 +119,17 @@ class Store(Protocol):
     @property
     def heap(self) -> Heap | None:
         """The values that vary; None where no field does. Rows have the references."""
+
+    @property
+    def placement(self) -> RecordLayout | None:
+        """Where `files` have each row; None where they do not have all rows as such."""
+
+    @property
+    def sealing(self) -> Sealing | None:
+        """What moves rows to shards and back; None where they stay where they are.
+
+        Its shards take the values that vary from the heap, which bounds no row's life.
+        """
 
     @property
     def records(self) -> Records | None:
@@ -189,6 +214,61 @@ class Store(Protocol):
             Per path ``[B, *shape]``; small fields are views of one packed array.
         """
 
+    def stored(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out as they are stored, with references of values that vary.
+
+        `gather` may return anything in place of those that `take_values` understands.
+        """
+
+    def take_values(
+        self,
+        path: str,
+        references: References,
+        env_ids: NDArray[np.int64],
+        heap_tails: NDArray[np.int64],
+        heap_heads: NDArray[np.int64],
+        buffer: NewBytes,
+    ) -> TakenValues:
+        """Copy values that vary out.
+
+        Args:
+            path: The field.
+            references: `REFERENCE` ``[N]``, as `gather` returned them.
+            env_ids: int64 ``[N]``, their environments.
+            heap_tails: int64 ``[E]``, of one record.
+            heap_heads: int64 ``[E]``, likewise.
+            buffer: Returns memory of so many bytes.
+
+        Returns:
+            The references that rows store; uint8, their values one after another; int64
+            ``[N + 1]``, the items before each value and those of all; and bool ``[N]``,
+            which references are illegal, or None if none is. Those have no value and a
+            reference of zeros.
+        """
+
+    def heap_references(self, rows: NDArray[np.int64], columns: Columns) -> Columns:
+        """References of values that lie in the heap; zeros of those that do not.
+
+        Args:
+            rows: int64 ``[N]``.
+            columns: Per path of fields that vary, what `gather` returned of them.
+        """
+
+    def sealed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows lie in shards now, values and all, bool of their shape."""
+
+    def file_with(self, path: str, row: int) -> str:
+        """Name the file that holds a row's value of a field that varies."""
+
+    def map_field(self, path: str) -> NDArray[Any] | None:
+        """Map a field of all rows; what is written there does not reach the file.
+
+        Returns:
+            ``[slots, num_envs, *shape]``; None where no file holds it as it is.
+        """
+
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False) -> int:
         """Ask the disk for rows ahead of a gather where pages are missing.
 
@@ -215,6 +295,50 @@ class Store(Protocol):
     def set(self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Overwrite a mutable field's values in rows."""
 
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Learn, before the first write of a writer, what it publishes.
+
+        Args:
+            commit: What is published.
+            refuse_removed: Called before files are read or changed by their path;
+                raises `RemovedError` where it leads to another buffer.
+        """
+
+    def heap_space(self, commit: WritableCommitState) -> HeapSpace | None:
+        """How far the heap may be written; None where no field varies.
+
+        Args:
+            commit: What is published.
+        """
+
+    def settle(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
+    ) -> None:
+        """Note in a new buffer which rows are alive, for whoever reads its files.
+
+        Args:
+            first: int64 ``[E]``, oldest positions.
+            stop: int64 ``[E]``, the next positions.
+            seal: Move all that are alive to where they are to stay.
+
+        Raises:
+            FullError: No space is left for that.
+            FailedError: Files or memory were short.
+        """
+
+    def settle_last(
+        self, tails: NDArray[np.int64], heads: NDArray[np.int64], *, seal: bool
+    ) -> None:
+        """The same before all is committed and closed, which a failure never keeps.
+
+        Args:
+            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
+            heads: int64 ``[E]``.
+            seal: See `settle`.
+        """
+
     def sync(self) -> None:
         """Make every row written so far survive a power cut.
 
@@ -227,6 +351,9 @@ class Store(Protocol):
     def files(self) -> list[File]:
         """Open files that hold the rows; none in RAM."""
 
+    def shard_paths(self) -> list[Path]:
+        """Paths of the other files that hold rows now, which are not kept open."""
+
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
 
@@ -238,6 +365,120 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give files and mappings back."""
+
+
+class UnsealedStore:
+    """A base of stores whose rows and values stay where they were written.
+
+    It answers what only shards answer otherwise.
+    """
+
+    ring: Ring
+    schema: Schema
+    heap: Heap | None
+    placement: RecordLayout | None = None
+    sealing = None
+
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """Flags of every row; see `Store.all_flags`."""
+        raise NotImplementedError
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`."""
+        raise NotImplementedError
+
+    def stored(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out as they are stored: as `gather` does."""
+        return self.gather(rows, paths)
+
+    def heap_references(self, rows: NDArray[np.int64], columns: Columns) -> Columns:
+        """Those that `gather` returned; see `Store.heap_references`."""
+        return columns
+
+    @cached_property
+    def _lengths(self) -> dict[str, tuple[int, int]]:
+        """Of each field that varies: its `max_length`, and bytes of an item.
+
+        Found once: to find them took a tenth of a draw.
+        """
+        fields = self.schema.fields
+        lengths = ((path, fields[path].max_length) for path in self.schema.varying)
+        return {path: (length or 0, fields[path].inner_nbytes) for path, length in lengths}
+
+    def take_values(
+        self,
+        path: str,
+        references: References,
+        env_ids: NDArray[np.int64],
+        heap_tails: NDArray[np.int64],
+        heap_heads: NDArray[np.int64],
+        buffer: NewBytes,
+    ) -> TakenValues:
+        """Copy values out of the heap; see `Store.take_values`."""
+        heap, count = self.heap, len(references)
+        assert heap is not None
+        max_length, item_nbytes = self._lengths[path]
+        begins, nbytes = np.empty(count, np.int64), np.empty(count, np.int64)
+        offsets, illegal = np.empty(count + 1, np.int64), None
+        found = begins, nbytes, offsets
+        bounds = heap_tails, heap_heads, heap.nbytes, max_length, item_nbytes
+        # Checked before the heap is touched: it may lead anywhere.
+        if _copies.find_values(references, env_ids, *bounds, *found):
+            illegal = ~legal(
+                references,
+                self.schema.fields[path],
+                heap.nbytes,
+                heap_tails[env_ids],
+                heap_heads[env_ids],
+            )
+            references = np.where(illegal, np.zeros((), REFERENCE), references)
+        data = buffer(offsets.item(count) * item_nbytes)
+        heap.take(begins, nbytes, data)
+        return references, data, offsets, illegal
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of a span; see `Store.flags_between`."""
+        return flags_between(self.all_flags, self.ring, env_id, first, stop)
+
+    def sealed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """No row; see `Store.sealed`."""
+        return np.zeros(rows.shape, np.bool_)
+
+    def file_with(self, path: str, row: int) -> str:
+        """heap.bin; see `Store.file_with`."""
+        return HEAP
+
+    def shard_paths(self) -> list[Path]:
+        """None; see `Store.shard_paths`."""
+        return []
+
+    def map_field(self, path: str) -> NDArray[Any] | None:
+        """None; see `Store.map_field`."""
+        return None
+
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Do nothing: no file is opened by its path later."""
+
+    def heap_space(self, commit: WritableCommitState) -> HeapSpace | None:
+        """By the rows whose values the heap has; see `Store.heap_space`."""
+        return None if self.heap is None else HeapSpace(self, self.heap, commit)
+
+    def settle(
+        self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
+    ) -> None:
+        """Do nothing: rows stay where they are."""
+
+    def settle_last(
+        self, tails: NDArray[np.int64], heads: NDArray[np.int64], *, seal: bool
+    ) -> None:
+        """Do nothing: rows stay where they are."""
 
 
 class CheckedStore(Store, Protocol):
@@ -278,3 +519,7 @@ class DiskStore(CheckedStore, Protocol):
             writable: Open them for writing, too.
             policy: How rows are read.
         """
+
+    @property
+    def step_writers(self) -> StepWriters | None:
+        """What stores a step by one call; None where it is no single record."""

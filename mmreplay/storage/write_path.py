@@ -32,6 +32,7 @@ import mmap
 from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,11 @@ from mmreplay.errors import FailedError
 from mmreplay.ring import Ring
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.read_ahead import Pages
-from mmreplay.storage.store import Advise
+
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import PackerKernel
+    from mmreplay.storage.store import Advise
+
 
 Ids = NDArray[np.int64]
 
@@ -537,3 +542,19 @@ class MappedWriter:
         if _mincore is None or _mincore(self._address + first, nbytes, self._vector):
             return False
         return self._seen.count(1, 0, count) == count
+
+
+class StepWriters(NamedTuple):
+    """What stores plain steps, each of which is one record for each environment.
+
+    Attributes:
+        packer: Packs a step into its records.
+        stride: Bytes of a record.
+        records: Writes records, in rows side by side.
+        flags: Writes their flags.
+    """
+
+    packer: PackerKernel
+    stride: int
+    records: MappedWriter
+    flags: MappedWriter

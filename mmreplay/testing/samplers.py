@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -101,17 +102,19 @@ def make_buffer(path: Path, kinds: Sequence[str], capacity: int) -> ReplayBuffer
 
 def add_steps(buffer: ReplayBuffer, env_id: int, kinds: str) -> None:
     """Add steps of one environment; see `make_buffer`."""
-    for kind in kinds:
-        observation = np.array([[env_id, buffer.heads[env_id]]])
-        step = {
-            "observation": observation,
-            "pair": (buffer.heads[env_id] // 2)[None],
-            "reward": np.ones(1, np.float32),
-            "terminated": np.array([kind == "t"]),
-            "truncated": np.array([kind in "uf"]),
+    for block in re.findall(r"[^f]+|f", kinds):
+        kind = np.array([[each] for each in block])
+        positions = buffer.heads[env_id] + np.arange(len(block))
+        observations = np.stack([np.full_like(positions, env_id), positions], axis=1)[:, None]
+        steps = {
+            "observation": observations,
+            "pair": (positions // 2)[:, None],
+            "reward": np.ones((len(block), 1), np.float32),
+            "terminated": kind == "t",
+            "truncated": (kind == "u") | (kind == "f"),
         }
-        final = observation + np.array([0, 1]) if kind == "f" else None
-        buffer.add(step, final_observation=final, env_ids=[env_id])
+        final = observations + np.array([0, 1]) if block == "f" else None
+        buffer.extend(steps, final_observation=final, env_ids=[env_id])
 
 
 def move_buffer(source: ReplayBuffer, path: Path, shift: int) -> None:

@@ -194,14 +194,23 @@ def new_stores_hold_zeros(case: StoreCase) -> None:
         compare(store.flags(rows), none, "flags of a new store", "Return zeros")
 
 
-def heap_and_records_are_attributes(case: StoreCase) -> None:
-    """`heap` and `records` are attributes; None where no field varies, or is mapped."""
+def every_part_is_there(case: StoreCase) -> None:
+    """A store has every attribute and method of `Store`."""
+    kinds = (Store,) if case.open_store is None else (Store, CheckedStore)
+    names = {name for kind in kinds for name in (*vars(kind), *kind.__annotations__)}
     for store, _ in case.stores():
-        for name in ("heap", "records"):
+        for name in sorted(name for name in names if not name.startswith("_")):
             if not hasattr(store, name):
                 raise ContractError(
-                    f"the store has no attribute {name!r}. Set it to None where it has none"
+                    f"the store has no {name!r}. Derive it from "
+                    "mmreplay.storage.store.UnsealedStore if its rows stay where they "
+                    "were written, or see mmreplay.storage.store.Store"
                 )
+
+
+def heap_and_records_are_those_of_the_fields(case: StoreCase) -> None:
+    """`heap` is None where no field varies, and `records` where none is packed."""
+    for store, _ in case.stores():
         if store.heap is not None:
             raise ContractError(
                 f"heap is {type(store.heap).__name__} where no field varies. Set it to None"
@@ -237,6 +246,63 @@ def rows_come_back_bit_for_bit(case: StoreCase) -> None:
             compare(store.flags(rows, new=True), marks, "flags of new rows", advice)
             compare(store.all_flags[rows], marks, "all_flags of new rows", advice)
         compare_rows(store, every, twin, "of all rows")
+
+
+def stored_rows_are_those_written(case: StoreCase) -> None:
+    """`stored` returns rows as `gather` does, and `sealed` a bool of each."""
+    for store, ring in case.stores():
+        rows = case.rng.permutation(ring.num_rows)
+        written = columns(len(rows), case.rng)
+        store.write(runs(rows), written, np.zeros(len(rows), np.uint8))
+        found = store.stored(rows, STORED)
+        for path in STORED:
+            what = f"field {path!r} of stored rows"
+            compare(found[path], written[path], what, "Return the bits that were written")
+        sealed = store.sealed(rows.reshape(-1, 1))
+        if (sealed.dtype, sealed.shape) != (np.dtype(bool), (len(rows), 1)):
+            raise ContractError(
+                f"sealed returned {sealed.dtype}{list(sealed.shape)} for rows "
+                f"{[len(rows), 1]}. Return bool of the shape of the rows"
+            )
+
+
+def files_hold_rows_where_they_are_placed(case: StoreCase) -> None:
+    """`placement` is None, or says where `files` have each row of each field."""
+    for store, ring in case.stores():
+        placement = store.placement
+        if placement is None:
+            continue
+        rows = np.arange(ring.num_rows)
+        written = columns(len(rows), case.rng)
+        store.write(runs(rows), written, np.zeros(len(rows), np.uint8))
+        opened = {file.path.name: file for file in store.files}
+        for path in STORED:
+            name, item = placement.file_of(path), SCHEMA[path]
+            if name not in opened:
+                raise ContractError(
+                    f"placement names the file {name!r}, but files has {sorted(opened)}. "
+                    "Return all files, or set placement to None"
+                )
+            data = opened[name].pread(opened[name].nbytes, 0)
+            if path in placement.large:
+                found = np.frombuffer(data, item.numpy).reshape(-1, *item.shape)
+            else:
+                found = np.frombuffer(data, placement.record)[path]
+            compare(found, written[path], f"field {path!r} of {name}", "Write rows there")
+
+
+def mapped_fields_show_rows(case: StoreCase) -> None:
+    """`map_field` returns None, or every row by its slot and environment."""
+    for store, ring in case.stores():
+        env_ids, slots = np.divmod(np.arange(ring.num_rows), ring.slots)
+        rows = ring.rows(env_ids, slots)
+        written = columns(len(rows), case.rng)
+        store.write(runs(rows), written, np.zeros(len(rows), np.uint8))
+        for path in STORED:
+            mapped = store.map_field(path)
+            if mapped is not None:
+                flat = mapped.swapaxes(0, 1).reshape(-1, *SCHEMA[path].shape)
+                compare(flat, written[path], f"mapped field {path!r}", "Map [slots, envs]")
 
 
 def floats_keep_their_bits(case: StoreCase) -> None:
@@ -586,8 +652,12 @@ def closing_twice_is_harmless(case: StoreCase) -> None:
 
 RULES = by_name(
     new_stores_hold_zeros,
-    heap_and_records_are_attributes,
+    every_part_is_there,
+    heap_and_records_are_those_of_the_fields,
     rows_come_back_bit_for_bit,
+    stored_rows_are_those_written,
+    files_hold_rows_where_they_are_placed,
+    mapped_fields_show_rows,
     floats_keep_their_bits,
     a_single_row_needs_no_axis,
     columns_may_be_strided,

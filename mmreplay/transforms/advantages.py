@@ -219,19 +219,7 @@ def _bound(spec: LambdaReturn | GAE, outline: Outline, made: Mapping[str, bool])
             stored per agent.
     """
     who = type(spec).__name__
-    reward = outline.schema.role("reward")
-    if reward is None or not outline.stored(reward):
-        raise SchemaError(
-            f"{who}: the reward must be one stored field that no transform changed, "
-            f"got {reward!r}. Name the reward in the schema's roles, and put {who} "
-            "before the transforms that change it."
-        )
-    if outline.schema.num_agents is not None:
-        raise SchemaError(
-            f"{who}: terminated and truncated must have one value a step, got "
-            f"{outline.schema.num_agents} agents a step. Store one bool for each "
-            "step: an agent that terminated before the episode ends has no next value."
-        )
+    reward = _reward_of(outline, who)
     read = [reward]
     for source in (spec.value, spec.bootstrap):
         if isinstance(source, str):
@@ -240,29 +228,8 @@ def _bound(spec: LambdaReturn | GAE, outline: Outline, made: Mapping[str, bool])
             # A function of observations gets all of their leaves.
             read += outline.next_obs
     outline.refuse_varying(read, who)
-    shape = outline.fields[reward].shape
-    for option, path in (("value", spec.value), ("bootstrap", spec.bootstrap)):
-        if isinstance(path, str):
-            if not outline.stored(path) or outline.fields[path].dtype == "bool":
-                way_out = "Add it to the schema, or pass a function of observations."
-                if path not in outline.fields:
-                    way_out = meant(path, outline.schema.paths, way_out)
-                raise SchemaError(
-                    f"{who} {option} must be a stored field of numbers that no "
-                    f"transform changed, got {path!r}. {way_out}"
-                )
-            if outline.fields[path].shape != shape:
-                raise SchemaError(
-                    f"{who} {option} must have shape {list(shape)} as {reward!r}, got "
-                    f"{path!r} of shape {list(outline.fields[path].shape)}. Store a "
-                    "value for each reward."
-                )
-        elif path is not None and not outline.next_obs:
-            raise SchemaError(
-                f"{who} {option} is a function of observations, but the schema names "
-                "no observation. Name it in the schema's roles, or pass the path of a "
-                "stored field."
-            )
+    _check_source(f"{who} value", spec.value, outline, reward)
+    _check_source(f"{who} bootstrap", spec.bootstrap, outline, reward)
     above = outline
     for name in made:
         above = above.with_field(name, real(outline.fields[reward]), ReadAt.HERE, who)
@@ -292,6 +259,60 @@ def _bound(spec: LambdaReturn | GAE, outline: Outline, made: Mapping[str, bool])
             yield tuple(observed), base_steps.env_ids, rows.reshape(-1)
 
     return Bound(above, over, elsewhere)
+
+
+def _reward_of(outline: Outline, who: str) -> str:
+    """The path of the reward, of which each step has one, with one end.
+
+    Raises:
+        SchemaError: There is no single reward as stored, or ends are of agents.
+    """
+    reward = outline.schema.role("reward")
+    if reward is None or not outline.stored(reward):
+        raise SchemaError(
+            f"{who}: the reward must be one stored field that no transform changed, "
+            f"got {reward!r}. Name the reward in the schema's roles, and put {who} "
+            "before the transforms that change it."
+        )
+    if outline.schema.num_agents is not None:
+        raise SchemaError(
+            f"{who}: terminated and truncated must have one value a step, got "
+            f"{outline.schema.num_agents} agents a step. Store one bool for each "
+            "step: an agent that terminated before the episode ends has no next value."
+        )
+    return reward
+
+
+def _check_source(
+    what: str, source: str | ValueFunction | None, outline: Outline, reward: str
+) -> None:
+    """Check where values come from.
+
+    Raises:
+        SchemaError: The field is not stored, or not one value for each reward; or there
+            are no observations for the function.
+    """
+    if isinstance(source, str):
+        if not outline.stored(source) or outline.fields[source].dtype == "bool":
+            way_out = "Add it to the schema, or pass a function of observations."
+            if source not in outline.fields:
+                way_out = meant(source, outline.schema.paths, way_out)
+            raise SchemaError(
+                f"{what} must be a stored field of numbers that no "
+                f"transform changed, got {source!r}. {way_out}"
+            )
+        shape, wanted = outline.fields[source].shape, outline.fields[reward].shape
+        if shape != wanted:
+            raise SchemaError(
+                f"{what} must have shape {list(wanted)} as {reward!r}, got "
+                f"{source!r} of shape {list(shape)}. Store a value for each reward."
+            )
+    elif source is not None and not outline.next_obs:
+        raise SchemaError(
+            f"{what} is a function of observations, but the schema names "
+            "no observation. Name it in the schema's roles, or pass the path of a "
+            "stored field."
+        )
 
 
 class _Estimated(Over):

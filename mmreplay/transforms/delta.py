@@ -23,7 +23,6 @@ _SIGNED = {
     "uint32": "int64",
     "int32": "int64",
     "uint64": "int64",
-    "bfloat16": "float32",
 }
 
 
@@ -74,13 +73,22 @@ class Delta:
                 )
             rest = path.removeprefix(top) if under([path], top) else "/" + path
             names[path] = self.name + rest
-            made = Field(field.shape, _SIGNED.get(field.dtype, field.dtype))
+            made = Field(field.shape, _dtype(field))
             above = above.with_field(names[path], made, ReadAt.MADE, "Delta")
 
         def over(below: Layer, base_steps: BaseSteps) -> Layer:
             return _Deltas(below, base_steps, names, outline)
 
         return Bound(above, over)
+
+
+def _dtype(field: Field) -> str:
+    """The dtype of differences of a field's numbers."""
+    if field.law.integers(field):
+        return _SIGNED.get(field.dtype, field.dtype)
+    if field.numpy.kind == "f":
+        return field.dtype
+    return "float32" if field.numpy.itemsize < 4 else "float64"
 
 
 class _Deltas(Over):
@@ -103,7 +111,7 @@ class _Deltas(Over):
         next_obs = self._next_obs(tuple(mine))
         for path, name in mine.items():
             field = self._outline.fields[path]
-            dtype = Field((), _SIGNED.get(field.dtype, field.dtype)).numpy
+            dtype = Field((), _dtype(field)).numpy
             then = widen(next_obs[path][:, 0], field).astype(dtype)
             fields[name] = then - widen(here[path][:, 0], field).astype(dtype)
         return fields

@@ -131,8 +131,8 @@ class Cast:
         outline.refuse_varying(paths, "Cast")
         fields = {path: outline.fields[path] for path in paths}
         for path, field in fields.items():
-            real = field.dtype == "bfloat16" or field.numpy.kind == "f"
-            if not np.can_cast(np.float32 if real else field.numpy, target.numpy, "same_kind"):
+            given = field.numpy if field.law.integers(field) else np.float32
+            if not np.can_cast(given, target.numpy, "same_kind"):
                 raise SchemaError(
                     f"Cast: {target.dtype} cannot hold all values of {path!r} of "
                     f"{field.dtype}. Choose a wider dtype, or cast in Apply."
@@ -206,7 +206,7 @@ class OneHot:
         outline.refuse_varying(paths, "OneHot")
         for path in paths:
             field = outline.fields[path]
-            if field.numpy.kind not in "iu" or field.dtype == "bfloat16":
+            if not field.law.integers(field) or field.dtype == "bool":
                 raise SchemaError(
                     f"OneHot: {path!r} must be of integers, got {field.dtype}. Name a "
                     "field of discrete values."

@@ -398,4 +398,5 @@ def _as_rewards(
             f"HER reward_fn must return numbers {list(expected)}, got "
             f"{made.dtype}{list(made.shape)}. Compute all rewards at once, as arrays."
         )
-    return field.convert(made, "reward", expected[:1]).reshape(*shape, *field.shape)
+    rewards: NDArray[np.generic] = field.convert(made, "reward", expected[:1])
+    return rewards.reshape(*shape, *field.shape)

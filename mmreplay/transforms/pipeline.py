@@ -260,41 +260,36 @@ class _Batch:
 
 
 def _batch(outline: Outline, batch_rows: BatchRows, bounds: Sequence[Bound]) -> _Batch:
-    ends = {
-        path for role in ("terminated", "truncated") for path in outline.schema.role_paths(role)
-    }
-    # Fields of which the last thing to be done is known, and nothing else is done.
-    stacks = {
-        path: k
-        for bound in bounds
-        for path, k in bound.stacks.items()
-        if path not in ends and path in outline.schema.fields
-        if len(outline.changed_by[path]) == 1
-    }
+    stacks = _stacked(outline, bounds)
     sums = _summed_rewards(outline, bounds)
 
+    at = {ReadAt.HERE: batch_rows.here, ReadAt.LAST: batch_rows.last}
+    wanted = [(at[read_at], n, n) for n, read_at in outline.read_at.items() if read_at in at]
+    wanted += [
+        (batch_rows.following, path, name)
+        for path, name in outline.next_obs.items()
+        if outline.read_at[name] is ReadAt.NEXT
+    ]
     direct: dict[Where, dict[str, str]] = {}
     layered: dict[Where, dict[str, str]] = {}
-    at = {ReadAt.HERE: batch_rows.here, ReadAt.LAST: batch_rows.last}
-    for name, read_at in outline.read_at.items():
-        if read_at is not ReadAt.MADE and read_at is not ReadAt.NEXT:
-            where = at[read_at]
-            group = direct if outline.as_stored(name) or name in stacks else layered
-            if name in stacks:
-                where = where.stacked(stacks[name])
-            group.setdefault(where, {})[name] = name
-    for path, name in outline.next_obs.items():
-        if outline.read_at[name] is ReadAt.NEXT:
-            where = batch_rows.following
-            group = direct if outline.as_stored(path) or path in stacks else layered
-            if path in stacks:
-                where = where.stacked(stacks[path])
-            group.setdefault(where, {})[path] = name
+    for where, path, name in wanted:
+        group = direct if outline.as_stored(path) or path in stacks else layered
+        group.setdefault(where.stacked(stacks.get(path, 1)), {})[path] = name
     read = tuple((tuple(names), where, names) for where, names in layered.items())
     summed = () if sums is None else (*sums.dtypes, sums.discount)
     made = tuple(name for name in outline.at(ReadAt.MADE) if name not in summed)
     is_complete = not read and not made and not any(bound.finishes for bound in bounds)
     return _Batch(direct, read, made, tuple(outline.fields), sums, is_complete)
+
+
+def _stacked(outline: Outline, bounds: Sequence[Bound]) -> dict[str, int]:
+    """Fields that are stacked as they are read, and nothing else is done, by path."""
+    ends = {
+        path for role in ("terminated", "truncated") for path in outline.schema.role_paths(role)
+    }
+    once = {path for path, changed in outline.changed_by.items() if len(changed) == 1}
+    once = once.intersection(outline.schema.fields) - ends
+    return {path: k for bound in bounds for path, k in bound.stacks.items() if path in once}
 
 
 def _summed_rewards(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:

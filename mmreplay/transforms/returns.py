@@ -142,13 +142,13 @@ class DiscountedReturn:
                     f"transform changed, got {path!r}. {way_out}"
                 )
         outline.refuse_varying((reward, *extra), "DiscountedReturn")
-        if self.time_limit == "bootstrap" and outline.schema.num_agents is not None:
-            raise SchemaError(
-                "DiscountedReturn: time_limit='bootstrap' needs one value of "
-                "terminated and truncated a step, got values per agent. Use 'default' "
-                "or 'none'."
-            )
         if self.time_limit == "bootstrap":
+            if outline.schema.num_agents is not None:
+                raise SchemaError(
+                    "DiscountedReturn: time_limit='bootstrap' needs one value of "
+                    "terminated and truncated a step, got values per agent. Use 'default' "
+                    "or 'none'."
+                )
             if not outline.next_obs:
                 raise SchemaError(
                     "DiscountedReturn: value_fn is a function of observations, but the "

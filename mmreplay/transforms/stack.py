@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.errors import SchemaError
-from mmreplay.ragged import Ragged
+from mmreplay.ragged import join_columns
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
@@ -170,9 +170,7 @@ class _Stack(Over):
                     older = before[sources[path]]
                     shape = (*stack.shape[:2], self._k - 1, *older.shape[2:])
                     parts = [older.reshape(*shape), stack]
-                    varies = isinstance(stack, Ragged)
-                    join = Ragged.concatenate if varies else np.concatenate
-                    stack = join(parts, axis=2)
+                    stack = join_columns(parts, 2)
                 fields[path] = self._join(stack)
         return fields
 

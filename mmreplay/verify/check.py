@@ -27,12 +27,10 @@ from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import LOCK_FILE, PRIORITIES, STATE, SYNCED, USES, ColumnKind
 from mmreplay.storage.commit_state import FILE_NAME as COMMIT
 from mmreplay.storage.layout import FLAGS, record_layout
+from mmreplay.verify.engines import CHECKS
 from mmreplay.verify.flag_check import FlagCheck
-from mmreplay.verify.group import check_group
 from mmreplay.verify.report import Notebook, Progress, VerifyReport
-from mmreplay.verify.rows import extra_names, sum_check
 from mmreplay.verify.slots import CommitFile
-from mmreplay.verify.values import ValueCheck
 
 NONE = -1
 """The number of a row that a conversion found to have none of its own."""
@@ -387,15 +385,16 @@ def _check_statistics(folder: Path, notes: Notebook) -> None:
 def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """Check the data folder of the current generation."""
     ring, where = metadata.ring, folder / metadata.folder
+    engine = CHECKS[metadata.engine]
     sizes = record_layout(metadata.schema).file_sizes(ring, metadata.schema, metadata.heap_nbytes)
     slot_nbytes = commit.record_nbytes(ring.num_envs, metadata.heap_nbytes)
     sizes[COMMIT] = commit.NUM_SLOTS * slot_nbytes
     if where.is_dir():
         for entry in files.names(where):
-            if entry not in sizes | extra_names(metadata):
+            if entry not in sizes and entry not in engine.other_names():
                 name = f"{metadata.folder}/{entry}"
                 notes.note("unknown", name, None, f"{name} is not a file of mmreplay")
-        check_group(folder, metadata, notes)
+        engine.check_names(folder, metadata, notes)
     opened: dict[str, File] = {}
     try:
         for name, nbytes in sizes.items():
@@ -437,7 +436,7 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
     name = f"{metadata.folder}/{FLAGS}"
     flags = FlagCheck(opened[FLAGS], name, metadata.ring, follows, commit_file)
     try:
-        sums = sum_check(opened, metadata, commit_file)
+        sums = CHECKS[metadata.engine].sum_check(opened, metadata, commit_file)
     except (FormatError, FailedError) as error:
         # What says which rows of a compressed buffer are in shards.
         notes.fail("file", metadata.folder, error)
@@ -451,6 +450,6 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
             notes.fail("file", name, error)
         if notes.deep:
             sums.run(claim, notes)
-            ValueCheck(opened, metadata, commit_file, sums.store).run(claim, notes)
+            sums.value_check().run(claim, notes)
     finally:
         sums.close()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.disk.lock import locked
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import CorruptError, FailedError, FormatError, raise_if_out_of_files
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage.zarr import group
@@ -44,13 +44,11 @@ def check_group(folder: Path, metadata: Metadata, notes: Notebook) -> None:
 
     Args:
         folder: The buffer's.
-        metadata: Its metadata; of another engine than Zarr's there is no group.
+        metadata: Its metadata.
         notes: Where findings go.
     """
-    if metadata.engine != "zarr":
-        return
     arrays = {array.name: array for array in group.arrays_of(metadata).values()}
-    live = locked(folder)
+    live = Owner(folder).alive
     for name, below in sorted(_nodes(arrays).items()):
         where = "/".join(filter(None, (metadata.folder, FOLDER, name)))
         try:

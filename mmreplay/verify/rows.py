@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,11 @@ from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
 from mmreplay.storage.layout import FLAGS, RECORDS, SUM_DTYPE, SUMS, record_layout
-from mmreplay.storage.zarr import group, shards
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.group import GroupFlags
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
+from mmreplay.verify.values import SealedValueCheck, ValueCheck
 
 CHUNK_NBYTES = 4 << 20
 
@@ -48,19 +48,14 @@ class Stripe:
 
 
 class SumCheck:
-    """Compares the checksums of one generation with its data.
-
-    Attributes:
-        store: The rows, where shards hold some of them; else None.
-    """
-
-    store: ZarrStore | None = None
+    """Compares the checksums of one generation with its data."""
 
     def __init__(
-        self, opened: dict[str, File], folder: str, metadata: Metadata, commit_file: CommitFile
+        self, opened: dict[str, File], metadata: Metadata, commit_file: CommitFile
     ) -> None:
+        self._opened, self._metadata = opened, metadata
         self._sums = opened[SUMS]
-        self._folder = folder
+        self._folder = metadata.folder
         self._ring = metadata.ring
         self._commit = commit_file
         self._covered = _covered(opened, metadata)
@@ -133,6 +128,14 @@ class SumCheck:
         """Bytes that a stripe's checksums cover."""
         row_nbytes = sum(nbytes for _, nbytes in self._covered)
         return self._ring.block_rows * len(stripe.blocks) * row_nbytes
+
+    def apart(self, stripe: Stripe) -> list[Stripe]:
+        """A stripe in parts that are read each by itself, where one may be damaged."""
+        return [stripe]
+
+    def value_check(self) -> ValueCheck:
+        """Return the check of values that vary."""
+        return ValueCheck(self._opened, self._metadata, self._commit)
 
     def close(self) -> None:
         """Close the files that the check opened: none here."""
@@ -255,35 +258,15 @@ def _present_blocks(blocks: range, num_blocks: int, num_present: int) -> Iterato
         yield from range(low, min(high, base + num_present))
 
 
-def extra_names(metadata: Metadata) -> dict[str, int]:
-    """Names in the data folder that only this engine knows."""
-    zarr = metadata.engine == "zarr"
-    return {shards.FILE_NAME: 0, group.FOLDER: 0} if zarr else {}
-
-
-def sum_check(opened: dict[str, File], metadata: Metadata, commit_file: CommitFile) -> SumCheck:
-    """Return the checksum check of a buffer of either engine."""
-    given = (opened, metadata.folder, metadata, commit_file)
-    if metadata.engine != "zarr":
-        return SumCheck(*given)
-    where = next(iter(opened.values())).path.parent
-    return SealedSumCheck(*given, ZarrStore.open(where, metadata, writable=False))
-
-
 class SealedSumCheck(SumCheck):
     """Through the store, which unpacks what is sealed."""
 
     def __init__(
-        self,
-        opened: dict[str, File],
-        folder: str,
-        metadata: Metadata,
-        commit_file: CommitFile,
-        store: ZarrStore,
+        self, opened: dict[str, File], metadata: Metadata, commit_file: CommitFile, store: ZarrStore
     ) -> None:
         """Check what a store serves, which is closed with this; see `SumCheck`."""
-        super().__init__(opened, folder, metadata, commit_file)
-        self.store = self._store = store
+        super().__init__(opened, metadata, commit_file)
+        self._store = store
         self._group_flags = GroupFlags(opened[FLAGS], metadata)
 
     def run(self, claim: Claim, notes: Notebook) -> None:
@@ -310,6 +293,14 @@ class SealedSumCheck(SumCheck):
         if notes is not None:
             notes.read(self.stripe_nbytes(stripe))
         return found
+
+    def apart(self, stripe: Stripe) -> list[Stripe]:
+        """Each block, which is unpacked by itself; see `SumCheck.apart`."""
+        return [replace(stripe, blocks=(block,)) for block in stripe.blocks]
+
+    def value_check(self) -> ValueCheck:
+        """Return the check of values in shards and in the heap."""
+        return SealedValueCheck(self._opened, self._metadata, self._commit, self._store)
 
     def close(self) -> None:
         """Close the files."""

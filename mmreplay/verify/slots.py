@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay import process
 from mmreplay.disk.files import File
-from mmreplay.disk.lock import locked
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import OR_REPAIR
 from mmreplay.format import commit
 from mmreplay.format.commit import CHECKSUM, Identity, Record, Slots
@@ -115,7 +115,7 @@ class CommitFile:
             known.generation,
             process.boot_id(),
             *self._file.identity(),
-            lock_held=lambda: locked(folder),
+            lock_held=lambda: Owner(folder).alive,
         )
         durable = commit.newest_durable(slots)
         for slot, record in enumerate(slots):

@@ -105,12 +105,15 @@ class StoredValues:
 class ValueCheck:
     """Checks the references and values of one generation's rows."""
 
+    _rows = CHUNK_ROWS
+    """Of more rows values could take more memory than the heap does."""
+    _file = HEAP
+    """Where values lie, for messages."""
+    _ends_at_failure = True
+    """One file has all values: where it cannot be read, no more are."""
+
     def __init__(
-        self,
-        opened: Mapping[str, File],
-        metadata: Metadata,
-        commit_file: CommitFile,
-        store: ZarrStore | None = None,
+        self, opened: Mapping[str, File], metadata: Metadata, commit_file: CommitFile
     ) -> None:
         """Check a generation.
 
@@ -118,13 +121,9 @@ class ValueCheck:
             opened: Its files.
             metadata: What it is.
             commit_file: Its COMMIT.
-            store: Its rows, where shards hold some of them.
         """
         self._metadata, self._commit = metadata, commit_file
         self._values = StoredValues(opened, metadata)
-        self._store = store
-        # Of more rows values could take more memory than the heap does.
-        self._rows = CHUNK_ROWS if store is None else store.sealing.steps
 
     def run(self, claim: Claim, notes: Notebook) -> None:
         """Check the rows that are served to readers; none where no field varies."""
@@ -141,31 +140,20 @@ class ValueCheck:
                 except (CorruptError, FailedError) as error:
                     raise_if_out_of_files(error)
                     notes.fail("file", self._where, error)
-                    if self._store is None:
+                    if self._ends_at_failure:
                         break
 
     @property
     def _where(self) -> str:
-        """Where values lie, for messages."""
-        name = HEAP if self._store is None else FOLDER
-        return f"{self._metadata.folder}/{name}"
+        return f"{self._metadata.folder}/{self._file}"
 
     def _check(self, env_id: int, first: int, stop: int, end: int, notes: Notebook) -> int:
         """Check some rows of one environment; return where their values end."""
-        count = stop - first
         # Heads of after the rows were read, and no tail: a writer may have raised both
         # since, and the rows below those tails are left out in the end.
-        if self._store is None:
-            records = self._values.records(env_id, first, stop)
-            heap_head = int(self._commit.heap_heads()[env_id])
-            wrong = self._values.problems(records, env_id, 0, heap_head, notes.read)
-        else:
-            records, wrong = self._stored(self._store, env_id, first, stop, notes)
+        records, wrong = self._read(env_id, first, stop, notes)
         limits, tails, heap_tails = self._commit.bounds()
-        # The heap frees the values of rows that shards hold.
-        in_heap = np.ones(count, np.bool_)
-        if self._store is not None:
-            in_heap = ~self._store.sealed(self._rows_of(env_id, first, stop))
+        in_heap = self._in_heap(env_id, first, stop)
         oldest = max(int(limits[env_id]) - self._metadata.ring.slots, int(tails[env_id]))
         for at in range(max(0, oldest - first), stop - first):
             for number, (path, field) in enumerate(self._values.fields.items()):
@@ -188,22 +176,56 @@ class ValueCheck:
                     )
         return end
 
+    def _read(
+        self, env_id: int, first: int, stop: int, notes: Notebook
+    ) -> tuple[References, NDArray[np.object_]]:
+        """References of rows, and what is wrong with each value or None, ``[N, F]``."""
+        records = self._values.records(env_id, first, stop)
+        heap_head = int(self._commit.heap_heads()[env_id])
+        return records, self._values.problems(records, env_id, 0, heap_head, notes.read)
+
+    def _in_heap(self, env_id: int, first: int, stop: int) -> NDArray[np.bool_]:
+        """Which rows have their values in the heap, bool ``[N]``: all."""
+        return np.ones(stop - first, np.bool_)
+
+
+class SealedValueCheck(ValueCheck):
+    """Checks them in shards, too, through the store."""
+
+    _file = FOLDER
+    _ends_at_failure = False
+
+    def __init__(
+        self,
+        opened: Mapping[str, File],
+        metadata: Metadata,
+        commit_file: CommitFile,
+        store: ZarrStore,
+    ) -> None:
+        """Check what a store serves; see `ValueCheck`."""
+        super().__init__(opened, metadata, commit_file)
+        self._store, self._rows = store, store.sealing.steps
+
+    def _in_heap(self, env_id: int, first: int, stop: int) -> NDArray[np.bool_]:
+        """The others: the heap frees the values of rows that shards hold."""
+        return ~self._store.sealed(self._rows_of(env_id, first, stop))
+
     def _rows_of(self, env_id: int, first: int, stop: int) -> Array:
         """Rows of positions."""
         positions = np.arange(first, stop)
         return self._metadata.ring.rows(np.full(len(positions), env_id), positions)
 
-    def _stored(
-        self, store: ZarrStore, env_id: int, first: int, stop: int, notes: Notebook
+    def _read(
+        self, env_id: int, first: int, stop: int, notes: Notebook
     ) -> tuple[References, NDArray[np.object_]]:
-        """References, and what is wrong with each value, in shards and in the heap."""
+        """The same, of values in shards and in the heap."""
         fields, rows = self._values.fields, self._rows_of(env_id, first, stop)
         count = len(rows)
         records: References = np.zeros(count, [(path, REFERENCE) for path in fields])
         wrong = np.full((count, len(fields)), None, object)
         heap_heads = np.full(count, self._commit.heap_heads()[env_id])
         for number, (path, field) in enumerate(fields.items()):
-            references, data, illegal = store.take_values(
+            references, data, illegal = self._store.take_values_of(
                 path,
                 rows,
                 np.zeros(count, np.int64),

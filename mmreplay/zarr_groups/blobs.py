@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import SeekableFile
-from mmreplay.errors import CorruptError, FormatError, ReplayError
+from mmreplay.errors import CorruptError, FormatError, ReplayError, undone_by
 
 MAX_CHILDREN = 100_000
 MAX_MEMBERS = 4_000_000
@@ -157,12 +157,8 @@ class ZipBlobs(Blobs):
         """
         self.where = str(path)
         self._file = File.open(path, None)
-        try:
-            with self._directory(path) as archive:
-                listed = archive.infolist()
-        except BaseException:
-            self._file.close()
-            raise
+        with undone_by(self._file.close), self._directory(path) as archive:
+            listed = archive.infolist()
         self._members = {member.filename: member for member in listed}
         self._below: dict[str, set[str]] = {}
         for name in self._members:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.open_files import OpenFiles, Origin
 from mmreplay.buffer.opening import StrPath
-from mmreplay.errors import FormatError
+from mmreplay.errors import FormatError, undone_by
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
@@ -60,19 +60,17 @@ def open_group(source: ZarrSource) -> OpenFiles:
         FailedError: A remote store cannot be reached.
     """
     blobs = source.open()
-    try:
+    with undone_by(blobs.close):
         inner = _inside(source, blobs)
-        if inner is not source:
-            blobs.close()
-            blobs = inner.open()
+    if inner is not source:
+        blobs.close()
+        blobs = inner.open()
+    with undone_by(blobs.close):
         hierarchy = zarr_hierarchy.read(blobs)
         about = hierarchy.attributes.get(zarr_group.MEMBER)
         if isinstance(about, dict) and source.fields is None:
             return _ours(source, blobs, hierarchy, about)
         return _theirs(source, blobs, hierarchy)
-    except BaseException:
-        blobs.close()
-        raise
 
 
 def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:

@@ -21,7 +21,7 @@ from mmreplay.ring import LAYOUTS, Ring, Run
 from mmreplay.schema import Schema
 from mmreplay.schema.notes import Notes
 from mmreplay.storage.layout import served_ends
-from mmreplay.storage.store import Columns, flags_between
+from mmreplay.storage.store import Columns, UnsealedStore
 from mmreplay.storage.zarr.group import FLAGS_NAME, folder_name
 from mmreplay.strict_json import Json
 from mmreplay.zarr_groups.arrays import ChunkedReader
@@ -33,7 +33,7 @@ from mmreplay.zarr_groups.metadata import ForeignArray
 Ids = NDArray[np.int64]
 
 
-class GroupStore:
+class GroupStore(UnsealedStore):
     """Rows of a group; see `Store` for what each method owes."""
 
     def __init__(
@@ -105,10 +105,6 @@ class GroupStore:
     def flags(self, rows: Ids, new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
         return self._flags.take(rows)
-
-    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
-        """Flags of a span; see `Store.flags_between`."""
-        return flags_between(self._flags, self.ring, env_id, first, stop)
 
     @property
     def files(self) -> list[File]:

@@ -90,6 +90,7 @@ def test_every_short_history_at_every_slot_of_the_ring(capacity, autoreset):
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sliced(2)
 def test_blocks_give_what_single_steps_give(path, layout, autoreset, rng):
     twin = Twin(path, 40, 3, layout=layout, autoreset=autoreset)
     for _ in range(60):

@@ -157,6 +157,7 @@ def values_of(rng, chance):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.sliced(1)
 def test_values_that_vary_are_left_as_other_ways_leave_them(tmp_path, appended, autoreset):
     """Over laps of rows and of the heap, with odd values, ends, clears, commits."""
     found, shares = [], []
@@ -559,6 +560,7 @@ for number in range(1 << 40):
 
 
 @pytest.mark.parametrize("lines", [60, 333, 2500])
+@pytest.mark.sliced(1)
 def test_kill_9_loses_no_step_that_was_acknowledged(tmp_path, lines):
     """Of a writer whose steps it takes: they are published when it returns."""
     root = Path(__file__).parents[2]
@@ -611,6 +613,7 @@ while True:
 
 @pytest.mark.parametrize("lines", [7, 60, 201])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+@pytest.mark.sliced(1)
 def test_kill_9_loses_no_block_that_was_acknowledged(tmp_path, num_envs, layout, lines):
     root = Path(__file__).parents[2]
     given = str(tmp_path / "b"), str(num_envs), layout
@@ -739,6 +742,7 @@ for number in range(99_999):
 
 
 @pytest.mark.parametrize("lines", [60, 333, 2500])
+@pytest.mark.sliced(1)
 def test_kill_9_loses_no_value_that_was_acknowledged(tmp_path, lines):
     root = Path(__file__).parents[2]
     with subprocess.Popen(

@@ -144,6 +144,7 @@ def go_on(twin, *others):
     [("full", False), ("broken", False), ("interrupted", False), ("interrupted", True)],
 )
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.sliced(4)
 def test_a_failing_call_leaves_all_or_nothing(tmp_path, name, fault, late):
     operate, told = OPERATIONS[name]
     names = ("store",) if late else names_of(fault)
@@ -204,6 +205,7 @@ def settle(twin, reader, after, raised, name):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sliced(1)
 def test_of_many_blocks_whole_ones_are_in_and_the_error_says_how_many(tmp_path, fault):
     kinds = [["", "t"], ["u", ""], ["t", "t"], ["", ""], ["", "u"]] * 2
     seen = set()
@@ -231,6 +233,7 @@ def test_of_many_blocks_whole_ones_are_in_and_the_error_says_how_many(tmp_path, 
 
 
 @pytest.mark.parametrize("fault", ["full", "broken"])
+@pytest.mark.sliced(1)
 def test_of_more_than_the_capacity_whole_blocks_are_in_or_nothing(tmp_path, fault):
     kinds = [["", "t"], ["u", ""]] * 9
     for at in range(200):

@@ -157,6 +157,7 @@ def ring(path, dtype="int64", capacity=1000, num_envs=1, **options):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
 @given(data=st.data())
+@pytest.mark.sliced(3)
 def test_values_of_any_integer_type_are_compared_as_integers(dtype, data):
     info = np.iinfo(dtype)
     edges = [info.min, info.min + 1, 0, 1, info.max - 1, info.max]

@@ -153,6 +153,7 @@ def test_an_add_of_one_environment_struck_anywhere(path):
 
 
 @pytest.mark.parametrize("env_ids", [None, pytest.param([2, 0], marks=SLOW)])
+@pytest.mark.sliced(1)
 def test_an_add_with_final_observations_struck_anywhere(path, env_ids):
     struck = Struck(path, 5, 3, autoreset="same_step")
     struck.all(struck.extending(1, env_ids, final=True))
@@ -170,6 +171,7 @@ def test_an_extend_struck_anywhere(tmp_path, layout, env_ids, final):
 
 @pytest.mark.parametrize("env_ids", [None, [1]])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.sliced(1)
 def test_a_clear_struck_anywhere(path, autoreset, env_ids):
     struck = Struck(path, 6, 2, autoreset=autoreset)
     adding = struck.extending(1, None, final=False)

@@ -113,6 +113,7 @@ def resize(path, striker):
 @pytest.mark.parametrize(
     ("act", "rows"), [(open_and_drop, 5), (close, 6), (resize, 6)], ids=["open", "close", "resize"]
 )
+@pytest.mark.sliced(1)
 def test_a_buffer_opens_again_after_a_strike(tmp_path, act, rows, stride):
     strikes(tmp_path, act, range(rows), stride)
 
@@ -157,6 +158,7 @@ def create_and_close(path):
 @pytest.mark.parametrize(
     "act", [read_and_close, write_and_close, draw_by_priorities, create_and_close]
 )
+@pytest.mark.sliced(2)
 def test_no_descriptor_outlives_a_strike(tmp_path, act, stride):
     struck = 0
     for moment in range(0, MAX_POINTS, stride):

@@ -42,6 +42,7 @@ def descriptors():
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.sliced(1)
 def test_a_creation_that_fails_can_be_tried_again(tmp_path, fault):
     names = EVERY + (CHANGES if fault == "interrupted" else FAILING)
     for at in range(300):
@@ -68,6 +69,7 @@ def test_a_creation_that_fails_can_be_tried_again(tmp_path, fault):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.parametrize("left", ["closed", "killed", "killed while it grew"])
+@pytest.mark.sliced(1)
 def test_an_opening_that_fails_loses_nothing(tmp_path, fault, mode, left):
     names = EVERY + (CHANGES if fault == "interrupted" else FAILING)
     with using(Faulty(fault_of(fault), at=10**9)):

@@ -104,6 +104,7 @@ def receive(pipe):
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.sliced(1)
 def test_a_reader_of_a_ring_that_wraps_sees_no_mixed_row(tmp_path, children, layout):
     path = tmp_path / "ring"
     with mr.ReplayBuffer.create(
@@ -348,6 +349,7 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.sliced(1)
 def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mode):
     with Twin(tmp_path / "b", 50).buffer as buffer:
         for _ in range(20):

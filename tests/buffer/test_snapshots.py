@@ -99,6 +99,7 @@ def test_a_snapshot_holds_what_the_buffer_holds(tmp_path, layout, shared, count)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shared", [False, True], ids=["copy", "reflink"])
+@pytest.mark.sliced(1)
 def test_rows_overwritten_during_the_copy_are_dropped_and_counted(
     tmp_path, rng, monkeypatch, layout, shared
 ):

@@ -119,6 +119,7 @@ def test_links_outlive_the_original_and_the_snapshot_is_continued_from(tmp_path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.sliced(1)
 def test_shard_files_that_are_reused_during_the_copy_cost_no_row_that_is_alive(
     tmp_path, rng, layout
 ):

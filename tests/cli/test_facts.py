@@ -158,6 +158,7 @@ def test_info_lists_the_first_of_many_environments(cli, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "stats", "head"])
+@pytest.mark.sliced(2)
 def test_looking_loads_neither_torch_nor_zarr_nor_pyarrow(path, command):
     code = (
         "import sys\n"
@@ -357,6 +358,7 @@ def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(cli, tmp_path
 
 
 @pytest.mark.parametrize("rewards", [[np.inf, -np.inf, 1.0], [1e308] * 3, [np.nan] * 3])
+@pytest.mark.sliced(1)
 def test_numbers_that_are_not_finite_or_overflow_are_printed(tmp_path, rewards):
     schema = mr.Schema({"reward": mr.Field((), "float64"), "terminated": mr.Field((), "bool")})
     path = tmp_path / "b"

@@ -128,6 +128,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sliced(4)
 def test_no_label_lies_on_another_one(tmp_path, case):
     made = [make() for make in CASES[case]]
     check(*drawn(tmp_path, *made))

@@ -19,6 +19,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay import concatenation, splitting, stats
+from mmreplay.batch import Batch
 from mmreplay.buffer import copy_rows as copying
 from mmreplay.buffer import reader, statistics
 from mmreplay.buffer.append import Appender
@@ -117,6 +118,9 @@ def result(owner, name, change):
     real = getattr_static(owner, name)
     if isinstance(real, property):
         return owner, name, property(lambda self: change(real.fget(self), self))
+    if isinstance(real, classmethod):
+        made = real.__func__
+        return owner, name, classmethod(lambda *args, **kw: change(made(*args, **kw), *args))
 
     @wraps(real)
     def faulty(*args, **kwargs):
@@ -183,7 +187,7 @@ def proxy(module, **functions):
 
 def next_across(fields, view, env_ids, positions, *_):
     """Next observations of the next row, whichever episode that is of."""
-    paths = tuple(p for p in view.next_paths if p not in view._varying)
+    paths = tuple(p for p in view.next_paths if p not in view._schema.varying)
     rows = np.minimum(positions + 1, view.span.stop[env_ids] - 1)
     result = view.read(paths, env_ids, rows) if paths else {}
     return fields | {view.next_paths[p]: np.asarray(result[p]) for p in paths}
@@ -193,11 +197,11 @@ def unresolved(real):
     """`GenerationReader.find` that leaves references for later, under other names."""
 
     def find(self, plan, env_ids, positions):
-        heap, self._heap = self._heap, None
+        values, self._values = self._values, None
         try:
             return real(self, plan, env_ids, positions)
         finally:
-            self._heap = heap
+            self._values = values
 
     return find
 
@@ -519,7 +523,7 @@ MUTANTS = (
         "joined windows by one too late",
         "windows of joined buffers are said to be one step later",
         "concat of 3",
-        (result(concatenation, "join_batches", moved_windows),),
+        (result(Batch, "join", moved_windows),),
     ),
     # A step of an episode is not a transition.
     Mutant(
@@ -1094,13 +1098,7 @@ MUTANTS = (
         "taken in another order",
         "steps of several buffers come in an order of their own",
         "concat of 3",
-        (
-            with_arguments(
-                concatenation,
-                "select_rows",
-                lambda batch, rows, *rest: (batch, np.argsort(rows), *rest),
-            ),
-        ),
+        (with_arguments(Batch, "select", lambda batch, rows: (batch, np.argsort(rows))),),
     ),
     Mutant(
         "probability in its own buffer",

@@ -358,6 +358,7 @@ assert when == "before" or begun.wait(60)
     "wanted", [["npz"], ["npz", "compression=deflate"], ["csv"], ["parquet"], ["buffer"]]
 )
 @pytest.mark.parametrize("when", ["before", "between"])
+@pytest.mark.sliced(2)
 def test_a_file_that_is_begun_is_ended_by_a_program_that_ends(tmp_path, when, wanted):
     ended = subprocess.run(
         [sys.executable, "-c", FORGOTTEN, tmp_path, when, *wanted],

@@ -86,6 +86,7 @@ def made(path, description, seed, mixed, disk=None):
     [(1, "env_major"), (1, "time_major"), (4, "env_major"), (3, "time_major")],
 )
 @pytest.mark.parametrize("past", [False, True])
+@pytest.mark.sliced(2)
 def test_files_are_to_the_byte_those_of_the_store(
     tmp_path, request, monkeypatch, schema, mixed, num_envs, layout, past
 ):

@@ -28,6 +28,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("codec", [None, *CODECS])
+@pytest.mark.sliced(2)
 def test_compressed_shards_hold_the_same_rows(tmp_path, file, codec):
     mr.load(file, tmp_path / "made", engine="zarr", codec=codec)
     with (

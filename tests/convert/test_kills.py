@@ -14,6 +14,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk import files
 from tests.convert.support import same_rows
+from tests.slices import count
 
 SCHEMA = mr.Schema.from_flat(
     {
@@ -233,6 +234,7 @@ def _is(opened, source):
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", [Exporting, Loading])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sliced(4)
 def test_killed_at_any_call_to_the_disk(tmp_path, source, way, kind):
     made = kind(tmp_path, source, WAYS[way])
     # Some of the calls, others for each format: it is to take half a second.
@@ -295,8 +297,9 @@ def check_layout(tmp_path, source, way, prepares):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("way", ONE_WAY)
+@pytest.mark.sliced(2)
 def test_layouts_of_others_are_absent_or_whole_as_well(tmp_path, source, way):
-    check_layout(tmp_path, source, way, map(at_call, range(0, 10_000, 4)))
+    check_layout(tmp_path, source, way, map(at_call, range(0, 10_000, count(4, 12))))
 
 
 @pytest.mark.slow

@@ -148,6 +148,7 @@ def test_a_package_adds_formats_to_the_command_line(tmp_path, install):
         ("y = 1", "AttributeError"),
     ],
 )
+@pytest.mark.sliced(1)
 def test_a_broken_package_breaks_its_own_format_alone(tmp_path, code, message):
     site = installed_by_hand(tmp_path)
     (site / "myformat.py").write_text(code)

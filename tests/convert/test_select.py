@@ -16,6 +16,7 @@ from mmreplay.disk import files
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.contract import numbers
 from tests.convert.support import every_kind, histories, play
+from tests.slices import count
 
 START, TERMINATED, TRUNCATED, FINAL, CUT = 1, 2, 4, 8, 32
 
@@ -62,7 +63,7 @@ slices = st.builds(slice, st.none() | st.integers(-30, 30), st.none() | st.integ
 
 
 @given(past=histories(), episodes=st.none() | slices, rows=st.none() | slices)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(60, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_chosen_is_what_a_list_of_rows_gives(tmp_path, past, episodes, rows):
     place = tmp_path / str(next(numbers))
     with play(place / "source", past) as source:

@@ -164,6 +164,7 @@ def test_values_come_back_to_the_bit(name, tmp_path):
 
 @pytest.mark.model
 @EVERY
+@pytest.mark.sliced(5)
 def test_lists_of_values_come_back(name, tmp_path_factory):
     """Rows of hypothesis's choice against a list of dicts."""
     row = st.fixed_dictionaries(
@@ -386,6 +387,7 @@ def test_rows_that_a_smaller_heap_cannot_hold_are_left_out_and_counted(tmp_path)
 
 @pytest.mark.parametrize("heap_bytes", [None, pytest.param(4096, marks=pytest.mark.slow)])
 @EVERY
+@pytest.mark.sliced(3)
 def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(name, heap_bytes, tmp_path):
     options = {"capacity": 60, "steps": 70, "heap_bytes": 65536}
     with make(tmp_path / "source", layout="time_major", **options) as source:
@@ -688,6 +690,7 @@ def test_forged_cells_are_refused_by_line_and_column(path, cell, tmp_path):
 
 
 @pytest.mark.parametrize("format", list(forged_values.WAYS))
+@pytest.mark.sliced(3)
 def test_what_is_forged_is_refused_by_name_or_loaded(format, tmp_path):
     with forged_values.make_buffer(tmp_path / "source") as source:
         mr.export(source, tmp_path / f"a.{format}")
@@ -1071,6 +1074,7 @@ def test_ranges_of_rows_are_complete_and_bound_their_bytes():
 
 @pytest.mark.parametrize("engine", ["memmap", "memory", "zarr"])
 @pytest.mark.parametrize("every", [None, 10])
+@pytest.mark.sliced(1)
 def test_each_row_whose_bytes_are_needed_is_in_one_file(engine, every, tmp_path):
     fields = {"text": mr.Field.text(max_bytes=400), "tokens": KINDS["tokens"]}
     path = None if engine == "memory" else tmp_path / "source"
@@ -1128,6 +1132,7 @@ def test_a_damaged_value_is_in_no_file_and_its_row_stays(tmp_path):
 
 @pytest.mark.crash
 @pytest.mark.parametrize(("engine", "capacity"), [("memmap", 500), ("zarr", 64)])
+@pytest.mark.sliced(1)
 def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(engine, capacity, tmp_path):
     """Rows end as their bytes are needed, long before the capacity is reached.
 

@@ -14,7 +14,7 @@ import pytest
 import mmreplay as mr
 from mmreplay import episodes, process
 from mmreplay.disk import files
-from mmreplay.disk.lock import held_by
+from mmreplay.disk.lock import Owner
 from mmreplay.errors import CorruptError, EmptyError, FailedError, FormatError, LockedError
 from mmreplay.format.commit import seal
 from mmreplay.ring import Span
@@ -185,10 +185,10 @@ LOCK_TEXTS = [b"[" * 60_000, b"\xff", b"", b"[]", b'{"a": NaN}', b"x" * (1 << 20
 def test_a_lock_that_says_anything_at_all_hurts_nobody(folder, text):
     path = folder / "LOCK"
     path.write_bytes(text)
-    assert held_by(folder) is None
+    assert not Owner(folder).text
     path.write_bytes(text[:100])
     with mr.ReplayBuffer.open(folder, "r+"):
-        assert held_by(folder)["pid"] == os.getpid()
+        assert Owner(folder).pid == os.getpid()
         path.write_bytes(text)
         with pytest.raises(LockedError, match="already open for writing"):
             mr.ReplayBuffer.open(folder, "r+")

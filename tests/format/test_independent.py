@@ -13,9 +13,10 @@ import mmreplay as mr
 from mmreplay.testing.disks import QuickDisk, using
 from tests.format import independent_reader
 from tests.format.support import fill, schema_of, step_of
+from tests.slices import count
 
 SEEDS = 12
-TURNS = 25
+TURNS = count(25, 15)
 
 
 def assert_same(folder):
@@ -164,6 +165,7 @@ ACTIONS = [
     ("engine", "seed"),
     [("memmap", seed) for seed in range(SEEDS)] + [("zarr", seed) for seed in range(2)],
 )
+@pytest.mark.sliced(5)
 def test_random_buffers_of_values_that_vary_read_equal(tmp_path, engine, seed, quick_disk):
     random = Random(tmp_path / "b", np.random.default_rng(seed), engine, varies=True)
     actions = [action for action in ACTIONS if action != "resize"]
@@ -194,6 +196,7 @@ def test_the_independent_reader_sees_a_damaged_value(tmp_path):
     ("engine", "seed"),
     [("memmap", seed) for seed in range(SEEDS)] + [("zarr", seed) for seed in range(4)],
 )
+@pytest.mark.sliced(5)
 def test_random_buffers_read_equal_live_and_copied(tmp_path, engine, seed, quick_disk):
     random = Random(tmp_path / "b", np.random.default_rng(seed), engine)
     checked = 0

@@ -67,6 +67,7 @@ def wrong_values(batch):
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize("count", [20_000, pytest.param(MILLION, marks=pytest.mark.slow)])
+@pytest.mark.sliced(1)
 def test_every_value_is_that_of_its_row_while_the_heap_wraps(tmp_path, engine, count):
     path = tmp_path / "ring"
     mr.ReplayBuffer.create(

@@ -15,7 +15,7 @@ import pytest
 from numcodecs import blosc
 
 import mmreplay as mr
-from mmreplay.buffer.reader import GenerationReader
+from mmreplay.buffer.value_reader import ValueReader
 from mmreplay.errors import CorruptError, FullError, SchemaError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.sharding import Sharding
@@ -384,6 +384,7 @@ def test_a_snapshot_of_a_closed_buffer_can_be_written_on(ring, tmp_path):
 
 
 @pytest.mark.parametrize("heap_bytes", [None, 4096, 65_536])
+@pytest.mark.sliced(1)
 def test_a_resize_drops_no_row_for_want_of_heap(ring, heap_bytes):
     with reopened(ring) as buffer:
         buffer.resize(150, heap_bytes=heap_bytes)
@@ -405,6 +406,7 @@ def test_another_field_leaves_the_values_as_they_are(ring):
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd", "blosc-lz4"])
+@pytest.mark.sliced(1)
 def test_a_compacted_copy_holds_every_value(ring, tmp_path, codec):
     assert mr.compact(ring, tmp_path / "copy", codec=codec, chunk_crc32c=True).rows
     with reopened(tmp_path / "copy") as buffer:
@@ -547,6 +549,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
+@pytest.mark.sliced(3)
 def test_a_forged_chunk_is_damage_that_names_its_shard(ring, name):
     chunk, match = FORGED[name]
     shard = shard_of(ring, "observation")
@@ -613,6 +616,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
+@pytest.mark.sliced(3)
 def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(claimed, read):
     match = (
         r"field 'blob' is damaged in position \d+ of environment 0: its reference does "
@@ -635,7 +639,7 @@ def test_values_around_one_of_another_length_stay_their_own(ring, monkeypatch):
     shard = shard_of(ring, "observation")
     change(shard, shorter)
     # As if its row was overwritten meanwhile: then the others are the batch.
-    monkeypatch.setattr(GenerationReader, "_refuse_damaged", lambda *_, **__: None)
+    monkeypatch.setattr(ValueReader, "_refuse_damaged", lambda *_, **__: None)
     with mr.ReplayBuffer.open(ring) as buffer:
         positions = np.arange(int(buffer.span.first[0]), int(buffer.span.stop[0]))
         texts = buffer.get_field("observation", 0, positions).text()

@@ -309,7 +309,7 @@ def test_an_illegal_reference_of_an_overwritten_row_is_no_damage(tmp_path):
         known = int(view._commit.heap_heads[0])
         assert (references["position"] > known).any()
         fields = view._store.gather(drawn % writer.slots, ("tokens",))
-        read = view.with_values(fields, np.zeros(20, np.int64), drawn)
+        read = view._values.with_values(fields, np.zeros(20, np.int64), drawn)
         assert read["tokens"].shape == (20,)
         batch = view.gather(pending)
         assert batch.positions.min() > drawn.max()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import mmreplay as mr
 from mmreplay.episodes import END, FINAL
 from mmreplay.testing.disks import QuickDisk, using
+from tests.slices import count
 from tools.torture.powerloss import abandon
 
 pytestmark = pytest.mark.model
@@ -227,7 +228,7 @@ CALLS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=2500 if EXPLORES else 100)
+@settings(deadline=None, max_examples=2500 if EXPLORES else count(100, 40))
 @given(
     engine=st.sampled_from(["memmap", "zarr", "memory"]),
     num_envs=st.integers(1, 3),

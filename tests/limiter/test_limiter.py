@@ -140,6 +140,7 @@ def test_a_writer_goes_at_the_pace_of_a_learner_in_another_process(tmp_path):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("side", ["insert", "sample"])
+@pytest.mark.sliced(1)
 def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
     create(tmp_path / "b", rate_limiter()).close()
     told, tell = os.pipe()

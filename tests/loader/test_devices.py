@@ -164,6 +164,7 @@ class LateSender(ToCuda):
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.sliced(1)
 def test_memory_is_not_filled_again_before_it_was_copied(path, monkeypatch, kind, pinned):
     monkeypatch.setattr(devices, "is_pinned", lambda array: pinned)
     monkeypatch.setattr(devices, "sender_of", lambda device, capacity, _: LateSender(capacity))

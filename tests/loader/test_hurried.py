@@ -68,6 +68,7 @@ def test_batches_are_those_of_sample_in_their_order(path, kind, together):
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("kind", TRANSFORMS)
+@pytest.mark.sliced(1)
 def test_of_transforms_that_call_no_function_two_run_at_once(path, kind, together):
     transforms = TRANSFORMS[kind]
     calls = any(isinstance(each, mr.Apply) for each in transforms)
@@ -82,6 +83,7 @@ def test_of_transforms_that_call_no_function_two_run_at_once(path, kind, togethe
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("kind", ["apply", "own", "concat"])
+@pytest.mark.sliced(1)
 def test_a_function_of_the_users_is_called_by_one_thread(path, kind, together):
     class Own:
         def __init__(self):
@@ -100,6 +102,7 @@ def test_a_function_of_the_users_is_called_by_one_thread(path, kind, together):
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.sliced(1)
 def test_a_number_that_was_given_holds(path, num_threads, together):
     buffer, options = opened(path), {"prefetch": 8, "num_threads": num_threads}
     with buffer, mr.ReplayLoader(buffer, 16, **options) as loader:

@@ -68,6 +68,7 @@ def test_workers_give_what_one_process_gives(path, kind, workers, context):
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False)])
+@pytest.mark.sliced(2)
 def test_each_iteration_is_another_epoch(path, workers, persistent):
     alone = loader_of(stream_of(path, "shuffled"))
     expected = [[steps_of(batch) for batch in alone] for _ in range(3)]
@@ -142,6 +143,7 @@ def test_ranks_share_what_one_process_gives(path, kind, workers):
 
 @pytest.mark.parametrize("kind", ["uniform", "shuffled", "sequences"])
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 3)])
+@pytest.mark.sliced(2)
 def test_a_run_goes_on_whatever_the_workers(path, kind, before, after):
     alone = loader_of(stream_of(path, kind))
     expected = [[steps_of(batch) for batch in alone] for _ in range(3)]
@@ -240,6 +242,7 @@ def test_batches_are_counted_by_whole_numbers(path, num_batches):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"collate_fn": mr.collate}])
 @pytest.mark.usefixtures("_short_waits")
+@pytest.mark.sliced(1)
 def test_batches_are_not_put_into_batches(path, workers, options):
     loader = DataLoader(stream_of(path, "uniform"), num_workers=workers, **options)
     told = r"collate needs single steps.*got a list of"

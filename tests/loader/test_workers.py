@@ -164,6 +164,7 @@ def test_workers_follow_a_writer_that_overwrites_what_was_drawn(tmp_path):
     [("fork", r"RAM of another process\. Use"), ("spawn", "RAM of another process")],
 )
 @pytest.mark.usefixtures("_short_waits")
+@pytest.mark.sliced(1)
 def test_workers_refuse_a_buffer_in_ram(context, error):
     dataset = mr.ReplayDataset(fill(None, engine="memory", close=False))
     loader = DataLoader(dataset, batch_size=8, **options(2, context))

@@ -26,6 +26,7 @@ import mmreplay as mr
 from mmreplay.errors import FullError
 from mmreplay.testing.disks import FaultyDisk, QuickDisk, using
 from tests.model.ring_model import Driven
+from tests.slices import count
 
 KINDS = st.sampled_from(["", "", "", "t", "u", "tu"])
 RESUME = st.sampled_from(["break", "truncate", "continue"])
@@ -199,7 +200,7 @@ class RingMachine(RuleBasedStateMachine):
 @pytest.mark.model
 def test_the_ring_is_what_the_oracle_says(tmp_path):
     chosen = settings(
-        max_examples=2000 if EXPLORES else 60, stateful_step_count=60 if EXPLORES else 30
+        max_examples=2000 if EXPLORES else count(60, 20), stateful_step_count=60 if EXPLORES else 30
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: RingMachine(tmp_path), settings=chosen)
@@ -214,7 +215,7 @@ class ShardedMachine(RingMachine):
 @pytest.mark.model
 def test_a_ring_in_shards_is_what_the_oracle_says(tmp_path):
     chosen = settings(
-        max_examples=1000 if EXPLORES else 15, stateful_step_count=60 if EXPLORES else 30
+        max_examples=1000 if EXPLORES else count(15, 5), stateful_step_count=60 if EXPLORES else 30
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: ShardedMachine(tmp_path), settings=chosen)

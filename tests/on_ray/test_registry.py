@@ -9,12 +9,14 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError  # noqa: E402
 from mmreplay.ray import cluster  # noqa: E402
+from mmreplay.ray import registry as registries  # noqa: E402
 from mmreplay.ray import registry as registry_module  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
+from mmreplay.ray.agreement import described  # noqa: E402
 from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
 from mmreplay.ray.grants import Grants  # noqa: E402
 from mmreplay.ray.limits import RingCounter  # noqa: E402
-from mmreplay.ray.registry import Registry, described  # noqa: E402
+from mmreplay.ray.registry import Registry  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
 from tests.on_ray.rings import client_of  # noqa: E402
 from tests.on_ray.rows import SCHEMA, block  # noqa: E402
@@ -42,7 +44,7 @@ class Cluster:
         monkeypatch.setattr(cluster, "save_facts", self.stored.__setitem__)
         monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
         monkeypatch.setattr(cluster, "shard_keys", lambda run: sorted(self.shards))
-        monkeypatch.setattr(cluster, "start_shard", self.start_shard)
+        monkeypatch.setattr(registries, "start_shard", self.start_shard)
         monkeypatch.setattr(cluster, "kill", self.kill)
         monkeypatch.setattr(Registry, "_shard", lambda _, key: Remote(self, key))
 

@@ -78,7 +78,8 @@ def refusing(monkeypatch):
     registry = SimpleNamespace(call=call)
     monkeypatch.setattr(cluster, "require_connection", lambda: None)
     monkeypatch.setattr(cluster, "this_node", lambda: cluster.Node("id", "n0", None))
-    monkeypatch.setattr(cluster, "start_registry", lambda run: registry)
+    for module in (ring_writer, thin):
+        monkeypatch.setattr(module, "start_registry", lambda run: registry)
 
 
 def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
@@ -99,7 +100,7 @@ def test_a_writer_that_is_refused_at_the_end_leaves_no_ring(refusing, tmp_path):
 
 
 def test_a_ring_that_an_ending_shard_still_has_open_is_removed(refusing, tmp_path, monkeypatch):
-    ring, refused = tmp_path / "run" / "thin", cluster.start_registry("run").call
+    ring, refused = tmp_path / "run" / "thin", ring_writer.start_registry("run").call
     threads = []
 
     def call(method, *arguments):
@@ -110,7 +111,7 @@ def test_a_ring_that_an_ending_shard_still_has_open_is_removed(refusing, tmp_pat
         refused(method, *arguments)
 
     registry = SimpleNamespace(call=call)
-    monkeypatch.setattr(cluster, "start_registry", lambda run: registry)
+    monkeypatch.setattr(thin, "start_registry", lambda run: registry)
     with pytest.raises(mr.SchemaError, match="has another schema"):
         thin.thin_ring("run", SCHEMA, 100, root=tmp_path, autoreset="disabled")
     threads[0].join()

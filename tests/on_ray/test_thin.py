@@ -16,7 +16,7 @@ from mmreplay.errors import DurabilityWarning, FailedError, SchemaError  # noqa:
 from mmreplay.ray import cluster as calls  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.cluster import Remote  # noqa: E402
-from mmreplay.ray.shard import Shard  # noqa: E402
+from mmreplay.ray.shard import Shard, start_shard  # noqa: E402
 from tests.on_ray.thin_support import SCHEMA, Feed, add_steps, check_rows, quietly  # noqa: E402
 from tests.waits import WAIT_S, until  # noqa: E402
 
@@ -98,7 +98,7 @@ def armed(cluster, monkeypatch):
 
     def make(run, root, label="n0"):
         (node,) = (node for node in calls.nodes() if node.label == label)
-        calls.start_shard(run, label, str(root), node, network=False)
+        start_shard(run, label, str(root), node, network=False)
 
     return make
 

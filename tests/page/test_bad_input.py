@@ -181,6 +181,7 @@ def test_a_port_that_another_program_has(path):
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn", "anyio"])
+@pytest.mark.sliced(1)
 def test_without_the_extra_the_command_says_what_to_install(path, tmp_path, missing):
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{missing!r}] = None\n")
     code, err = run(path, env={"PYTHONPATH": str(tmp_path)})
@@ -239,6 +240,7 @@ def test_the_browser_is_not_waited_for(monkeypatch):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["flags.bin", "records.bin", "COMMIT", "all"])
+@pytest.mark.sliced(2)
 def test_files_that_become_shorter_while_they_are_shown(serve, tmp_path, rng, name):
     bad = make_buffer(tmp_path / "bad", rng)
     server = serve(bad, make_buffer(tmp_path / "good", rng))
@@ -313,6 +315,7 @@ print(json.dumps([answers, state["state"], good["state"], other.status]))
         "save",
     ],
 )
+@pytest.mark.sliced(4)
 def test_a_file_that_is_shortened_during_a_read_does_not_end_the_server(tmp_path, rng, route):
     bad = make_buffer(tmp_path / "bad", rng)
     good = make_buffer(tmp_path / "good", rng)

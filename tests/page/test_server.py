@@ -605,6 +605,7 @@ def test_a_slow_client_holds_no_thread(serve, path):
 
 
 @pytest.mark.parametrize("sent", ["nothing", "no key", "no host", "half"])
+@pytest.mark.sliced(2)
 def test_clients_without_the_key_do_not_keep_the_owner_out(serve, path, sent):
     browser = serve(path)
     events = browser.events()

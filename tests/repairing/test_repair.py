@@ -250,6 +250,7 @@ def test_opening_a_buffer_without_metadata_advises_a_repair(damaged):
 
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(1)
 def test_impossible_flags_of_rows_without_a_checksum_are_dropped_or_repaired(
     tmp_path, rng, autoreset
 ):
@@ -284,8 +285,9 @@ def test_a_repair_without_surviving_rows_is_reported(damaged):
 
 
 def test_a_live_writer_is_left_alone(tmp_path):
-    with create(tmp_path / "a"), pytest.raises(LockedError, match="take a snapshot"):
+    with create(tmp_path / "a"), pytest.raises(LockedError, match="take a snapshot") as caught:
         mr.repair(tmp_path / "a")
+    assert caught.value.pid == os.getpid()
 
 
 def test_a_target_inside_and_a_folder_that_is_no_buffer_are_refused(tmp_path, damaged):

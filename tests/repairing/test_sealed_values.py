@@ -104,6 +104,7 @@ def assert_repaired(made, *dropped, count=100):
 
 
 @pytest.mark.parametrize("seal", [True, False])
+@pytest.mark.sliced(1)
 def test_every_value_comes_along_also_those_that_the_heap_gave_up(rings, tmp_path, seal):
     path = shutil.copytree(rings[seal], tmp_path / "b")
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
@@ -194,6 +195,7 @@ def test_values_of_other_lengths_than_their_references_cost_their_rows_alone(dam
         pytest.param(lambda data: b"", id="empty"),
     ],
 )
+@pytest.mark.sliced(2)
 def test_a_damaged_shard_of_values_costs_its_rows_with_values(damaged, change):
     shard = shard_of(damaged, 1, 375)
     shard.write_bytes(change(shard.read_bytes()))
@@ -205,6 +207,7 @@ def test_a_damaged_shard_of_values_costs_its_rows_with_values(damaged, change):
 
 
 @pytest.mark.parametrize("stand_in", ["nothing", "folder", "link"])
+@pytest.mark.sliced(1)
 def test_a_shard_of_values_that_is_gone_costs_its_rows_with_values(damaged, stand_in):
     shard = shard_of(damaged, 1, 375, "tokens")
     shard.unlink()
@@ -261,6 +264,7 @@ def test_a_value_that_was_changed_in_the_heap_costs_its_row_alone(staged):
         pytest.param((0, 8, 0), id="given up"),
     ],
 )
+@pytest.mark.sliced(3)
 def test_a_reference_in_the_staging_files_that_leads_elsewhere_costs_its_row_alone(
     staged, reference
 ):
@@ -271,6 +275,7 @@ def test_a_reference_in_the_staging_files_that_leads_elsewhere_costs_its_row_alo
 
 
 @pytest.mark.parametrize("change", LOST_HEAPS)
+@pytest.mark.sliced(2)
 def test_a_heap_that_is_gone_costs_rows_in_no_shard_and_no_others(staged, change):
     LOST_HEAPS[change](staged / DATA / "heap.bin")
     made = mr.repair(staged)

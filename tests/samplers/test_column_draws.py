@@ -104,6 +104,7 @@ def test_rows_that_are_found_while_a_writer_laps_hold_their_value(written):
 
 
 @pytest.mark.parametrize("uses", [False, True])
+@pytest.mark.sliced(1)
 def test_groups_are_whole_while_a_writer_laps(written, uses):
     reader = written.reader
     sampler = mr.GroupSampler("group", 4, "reward_varies", seed=0)

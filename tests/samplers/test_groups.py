@@ -129,6 +129,7 @@ def test_all_complete_groups_are_drawn_and_no_others(
 
 @pytest.mark.parametrize("rows", [None, 2])
 @pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.sliced(1)
 def test_each_group_is_drawn_equally_often(rows, size):
     # Groups of two among others, of five without rows=.
     prompts = [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]

@@ -54,6 +54,7 @@ def dying(path, at, resized):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("resized", [False, True])
+@pytest.mark.sliced(1)
 def test_a_kill_at_any_line_loses_no_priority_and_makes_none_up(ring, resized):
     sampler = make()
     mark(ring, sampler, range(22, 70))
@@ -138,6 +139,7 @@ def writing(path, pipe):
 
 
 @pytest.mark.parametrize("make_one", [mr.PrioritizedSampler, mr.RankPrioritizedSampler])
+@pytest.mark.sliced(1)
 def test_a_reader_learns_while_another_process_writes(tmp_path, make_one):
     twin = Twin(tmp_path / "ring", 600, 2, stored=True)
     twin.extend([["", ""]] * 300)

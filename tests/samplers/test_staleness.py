@@ -182,6 +182,7 @@ def test_weight_gets_versions_behind_that_do_not_wrap():
 
 @pytest.mark.parametrize(("listed", "wrapped"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.sliced(1)
 def test_each_set_of_recent_steps_is_as_likely(listed, wrapped, weighted, monkeypatch):
     if listed:
         monkeypatch.setattr(staleness, "MAX_CANDIDATES", 1)

@@ -117,6 +117,7 @@ DISTINCT = {
 
 @pytest.mark.parametrize("inner", DISTINCT)
 @pytest.mark.parametrize("used", [3, 6])
+@pytest.mark.sliced(1)
 def test_each_set_of_steps_that_may_be_drawn_is_as_likely(inner, used):
     maximum, size, draws = 2, 2, 3000
     drawn = Counter()

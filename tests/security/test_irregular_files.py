@@ -168,6 +168,7 @@ def test_verify_goes_on_to_other_damage_behind_a_shard_that_is_no_file(path, tmp
         *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k not in (looping, pipe)),
     ],
 )
+@pytest.mark.sliced(1)
 def test_snapshots_repairs_and_openings_raise_our_own_errors(path, tmp_path, kind):
     shards = shards_of(path)
     some = [each for each in files_of(path) if each not in shards] + shards[:2]

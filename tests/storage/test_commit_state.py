@@ -220,6 +220,32 @@ def test_a_reader_learns_that_the_buffer_moved(writer, reader):
     assert reader.heads.tolist() == [5, 105]
 
 
+def test_a_reader_that_is_marked_opens_the_buffer_again(writer, reader):
+    reader.mark_moved()
+    assert reader.moved
+    assert not writer.moved
+    publish(writer, 5)
+    assert reader.heads.tolist() == [0, 0]
+
+
+def test_readers_alone_follow_another_process(writer, reader):
+    assert reader.follows
+    assert not writer.follows
+    assert not ledger.MemoryCommitState(2).follows
+
+
+def test_what_a_power_cut_leaves_is_what_was_committed(writer):
+    publish(writer, 5)
+    writer.commit(writer.heads, writer.tails)
+    publish(writer, 9)
+    assert writer.committed.heads.tolist() == [5, 105]
+    book = ledger.MemoryCommitState(2)
+    publish(book, 9)
+    # Nothing is left of a ring in RAM, and nothing of it waits for a commit.
+    assert book.committed.heads is book.heads
+    assert book.committed.tails is book.tails
+
+
 def test_arrays_handed_out_are_replaced_and_never_changed(writer, reader):
     publish(writer, 5)
     reader.refresh()

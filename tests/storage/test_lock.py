@@ -44,8 +44,8 @@ def test_a_second_writer_of_the_same_process_is_refused(folder):
     with mr.ReplayBuffer.open(folder, "r+"):
         with pytest.raises(LockedError, match=r"already open for writing in this proc"):
             mr.ReplayBuffer.open(folder, "r+")
-        assert lock.locked(folder)
-    assert not lock.locked(folder)
+        assert lock.Owner(folder).alive
+    assert not lock.Owner(folder).alive
     mr.ReplayBuffer.open(folder, "r+").close()
 
 
@@ -93,7 +93,7 @@ def test_a_forked_child_writes_nothing_and_harms_nothing(folder):
         ):
             assert in_child(lambda call=call: refused(ForkedError, words, call)) == 0
         assert in_child(lambda: len(buffer) == 6) == 0
-        assert lock.locked(folder)
+        assert lock.Owner(folder).alive
         fill(buffer, 3, 5)
     with mr.ReplayBuffer.open(folder) as reader:
         assert reader.heads.tolist() == [5, 5]
@@ -134,10 +134,10 @@ def test_a_lock_on_another_disk_with_the_same_inode_is_another(folder, monkeypat
     line = f"1: FLOCK  ADVISORY  WRITE 7 {number}:{status.st_ino} 0 EOF\n"
     monkeypatch.setattr(lock, "file_system", lambda path: "ext4")
     monkeypatch.setattr(lock.Path, "read_text", lambda *_: line)
-    assert not lock.locked(folder)
+    assert not lock.Owner(folder).alive
     # Where the numbers of files are not those of their disks, only inodes tell.
     monkeypatch.setattr(lock, "file_system", lambda path: "?")
-    assert lock.locked(folder)
+    assert lock.Owner(folder).alive
 
 
 def test_a_network_file_system_is_written_only_where_allowed(folder, monkeypatch):
@@ -150,10 +150,10 @@ def test_a_network_file_system_is_written_only_where_allowed(folder, monkeypatch
 
 def test_the_locks_text_only_informs(folder):
     (folder / "LOCK").unlink()
-    assert lock.held_by(folder) is None
-    assert not lock.locked(folder)
+    assert not lock.Owner(folder).text
+    assert not lock.Owner(folder).alive
     with mr.ReplayBuffer.open(folder, "r+"):
-        text = lock.held_by(folder)
+        text = lock.Owner(folder).text
         assert text["pid"] == os.getpid()
         assert set(text) == {"pid", "host", "start"}
 
@@ -182,10 +182,11 @@ WELL = {"pid": 12, "host": "actor-3.lan", "start": 1.5}
 )
 def test_a_text_that_names_no_process_and_host_says_nothing(folder, text, shown):
     (folder / "LOCK").write_text(json.dumps(text))
-    assert lock.holder(folder) == shown
-    found = lock.held_by(folder)
-    assert (found is None) == (shown == "another process")
-    assert found is None or set(found) <= set(WELL)
+    owner = lock.Owner(folder)
+    assert str(owner) == shown
+    found = owner.text
+    assert (not found) == (shown == "another process")
+    assert set(found) <= set(WELL)
     assert "\x1b" not in str(found)
 
 

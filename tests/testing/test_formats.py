@@ -142,6 +142,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("change", "rule", "message"), BROKEN)
+@pytest.mark.sliced(9)
 def test_a_broken_format_is_refused(imported, change, rule, message, tmp_path):
     imported("jsonl", change)
     options = {"large_nbytes": 1 << 20, "large_shape": (8,), "memory_nbytes": 1 << 19}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mmreplay.errors import FailedError, FullError
+from mmreplay.storage.layout import record_layout
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.testing import STORE_RULES, ContractError, check_store
@@ -27,9 +28,40 @@ class NoRecords(MemoryStore):
         del self.records
 
 
+class NoLimitStep(MemoryStore):
+    def __init__(self, ring, schema):
+        super().__init__(ring, schema)
+        del self.limit_step
+
+
+class StoresOthers(MemoryStore):
+    def stored(self, rows, paths):
+        return super().stored(rows[::-1], paths)
+
+
+class SealsOne(MemoryStore):
+    def sealed(self, rows):
+        return np.zeros(1, bool)
+
+
+class MapsBackwards(MemoryStore):
+    def map_field(self, path):
+        rows = self._arrays[path][::-1]
+        if self.ring.layout == "time_major":
+            return rows.reshape(self.ring.slots, self.ring.num_envs, *rows.shape[1:])
+        envs = rows.reshape(self.ring.num_envs, self.ring.slots, *rows.shape[1:])
+        return envs.swapaxes(0, 1)
+
+
 class StrayHeap(MemoryStore):
     def __init__(self, ring, schema):
         super().__init__(ring, schema, heap_nbytes=4096)
+
+
+class Placed(MemoryStore):
+    def __init__(self, ring, schema):
+        super().__init__(ring, schema)
+        self.placement = record_layout(schema)
 
 
 class StrayRecords(MemoryStore):
@@ -214,6 +246,14 @@ class Swallows(MemmapStore):
             super().write(runs, columns, flags)
 
 
+class Misplaced(MemmapStore):
+    """Writes rows in the opposite order."""
+
+    def write(self, runs, columns, flags):
+        columns = {path: column[::-1].copy() for path, column in columns.items()}
+        super().write(runs, columns, flags)
+
+
 class Bare(MemmapStore):
     """Raises what the system raised."""
 
@@ -252,11 +292,23 @@ def hidden():
     return make, make
 
 
+def hidden_sums():
+    make, _ = in_ram(MemoryStore)
+    return make, make
+
+
 BROKEN = [
     (in_ram(Ones), "new_stores_hold_zeros", "flags of a new store differs"),
-    (in_ram(NoRecords), "heap_and_records_are_attributes", "no attribute 'records'"),
-    (in_ram(StrayHeap), "heap_and_records_are_attributes", "heap is MemoryHeap where no"),
-    (in_ram(StrayRecords), "heap_and_records_are_attributes", "packed has no path"),
+    (in_ram(NoRecords), "every_part_is_there", "no 'records'"),
+    (in_ram(NoLimitStep), "every_part_is_there", "no 'limit_step'"),
+    (in_ram(StrayHeap), "heap_and_records_are_those_of_the_fields", "heap is MemoryHeap where"),
+    (in_ram(StrayRecords), "heap_and_records_are_those_of_the_fields", "packed has no path"),
+    (in_ram(Placed), "files_hold_rows_where_they_are_placed", r"but files has \[\]"),
+    (on_disk(Misplaced), "files_hold_rows_where_they_are_placed", "of records.bin differs"),
+    (hidden_sums(), "every_part_is_there", "no 'checksum'"),
+    (in_ram(StoresOthers), "stored_rows_are_those_written", "of stored rows differs"),
+    (in_ram(SealsOne), "stored_rows_are_those_written", r"sealed returned bool\[1\]"),
+    (in_ram(MapsBackwards), "mapped_fields_show_rows", "mapped field 'bool' differs"),
     (in_ram(Rounds), "rows_come_back_bit_for_bit", "field 'float64s' of .* differs"),
     (in_ram(Drops), "rows_come_back_bit_for_bit", r"gather returned \['bfloat16'"),
     (in_ram(Numbers), "floats_keep_their_bits", "field 'float32' of special floats"),

@@ -1,6 +1,7 @@
 """The counts of tools/seams.py, of small packages whose counts are known."""
 
 import ast
+import re
 
 import pytest
 
@@ -86,3 +87,13 @@ def test_complexity_counts_branches_conditions_and_operands():
     )
     # 1, the assert, the loop, the if, two operands, the comprehension, two conditions.
     assert seams.complexity(tree.body[0]) == 9
+
+
+def test_the_page_on_architecture_says_how_large_the_parts_are():
+    text = (seams.ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `?(\w+)`? \| (\d+) \| ([\d,]+) \|", text, re.M)
+    stated = {part: int(lines.replace(",", "")) for part, _, lines in rows}
+    made = {part: lines for part, (_, lines) in seams.sizes(seams.ROOT / "mmreplay").items()}
+    assert stated.keys() == made.keys()
+    # Correct the table when a part has grown or shrunk by a tenth.
+    assert [part for part in made if abs(stated[part] - made[part]) > 50 + made[part] / 10] == []

@@ -3,15 +3,17 @@
 import pytest
 
 from mmreplay.disk.lock import WriterLock
+from tests.slices import count
 from tools.torture import actors
 
 
 @pytest.mark.crash
 def test_eight_writers_and_a_learner_get_along_while_writers_die():
-    report = actors.attack(6, 5)
+    states = count(6, 2)
+    report = actors.attack(states, 5)
     assert report.findings == {}, report.examples
-    assert report.states == 6
-    assert report.seen["rows"] >= 6 * actors.BATCH
+    assert report.states == states
+    assert report.seen["rows"] >= states * actors.BATCH
 
 
 @pytest.mark.slow

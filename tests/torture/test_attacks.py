@@ -3,6 +3,7 @@
 import pytest
 
 from mmreplay.storage.write_path import PartialPageFiller
+from tests.slices import count
 from tools.torture import kills, powerloss
 from tools.torture.mutants import MUTANTS
 from tools.torture.rows import GEOMETRIES, HEAPED, SHARDED, SHARDED_HEAPS
@@ -30,6 +31,7 @@ def attack_until(enough, states, seed, geometries):
 @pytest.mark.parametrize(
     "geometry", GEOMETRIES + HEAPED + SHARDED_HEAPS, ids=lambda geometry: geometry.name
 )
+@pytest.mark.sliced(4)
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     def enough(report):
         return report.seen["how power_cut"] > 10 and report.seen["how killed"] > 2
@@ -39,6 +41,7 @@ def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("geometries", [GEOMETRIES, SHARDED], ids=["files", "shards"])
+@pytest.mark.sliced(1)
 def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch, geometries):
     cleared, clear = [], PartialPageFiller.clear
 
@@ -54,10 +57,12 @@ def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch, geo
 
 @pytest.mark.crash
 @pytest.mark.parametrize("geometries", ATTACKED, ids=["rows", "heaps", "shards"])
+@pytest.mark.sliced(1)
 def test_no_kill_loses_a_published_row(geometries):
-    report = kills.attack(16, 12, geometries=geometries)
+    states = count(16, 6)
+    report = kills.attack(states, 12, geometries=geometries)
     assert report.findings == {}, report.examples
-    assert report.states == 16
+    assert report.states == states
 
 
 @pytest.mark.slow
@@ -86,6 +91,7 @@ def test_nothing_is_found_in_many_kills(geometries):
     ],
     ids=lambda mutant: mutant.name,
 )
+@pytest.mark.sliced(8)
 def test_a_protocol_without_one_of_its_rules_is_caught(mutant):
     most = 9000 if mutant.early_crashes else 3000
     report = mutant.attack(most, 1)

@@ -68,6 +68,7 @@ def test_a_reader_follows_a_writer_that_dropped_rows(tmp_path):
 
 @pytest.mark.parametrize("geometry", SHARDED, ids=lambda g: g.name)
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.sliced(3)
 def test_shard_ranges_that_a_failed_sync_lost_are_written_again(tmp_path, geometry, seed):
     folder, disk = failing(tmp_path, geometry)
     with using(disk):

@@ -191,6 +191,7 @@ def until_it_fits(disk, first, step):
         pages += step
 
 
+@pytest.mark.sliced(1)
 def test_a_disk_that_is_full_at_some_pages_of_a_script_loses_nothing(disk):
     with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         assert until_it_fits(disk, 3, 13) > 10
@@ -468,6 +469,7 @@ def test_a_resize_names_the_missing_disk_space_and_changes_nothing(disk):
 
 
 @pytest.mark.parametrize("pages", [40, 300])
+@pytest.mark.sliced(1)
 def test_a_recording_that_filled_the_disk_names_the_saved_rows(disk, capsys, monkeypatch, pages):
     # Some for locks and folders; space for steps is taken so much at once, if at all.
     monkeypatch.setattr(append, "ALLOCATE_AHEAD_NBYTES", 1 << 17)

@@ -195,6 +195,7 @@ def test_nothing_is_added_to_a_generation_that_a_resize_may_have_left(tmp_path):
 
 
 @pytest.mark.parametrize("calls", range(12, 20))
+@pytest.mark.sliced(3)
 def test_a_power_cut_in_the_opening_after_a_kill_in_a_commit(tmp_path, calls):
     """A slot that was written and not synced is no reason to overwrite the other."""
     for luck in range(12):

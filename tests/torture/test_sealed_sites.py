@@ -50,6 +50,7 @@ def test_what_is_attacked_is_sealed(prepared):  # noqa: F811
 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["add over the wrap", "commit"])
+@pytest.mark.sliced(1)
 def test_a_kill_or_power_cut_at_some_calls_loses_nothing(
     name,
     prepared,  # noqa: F811

@@ -8,6 +8,7 @@ from tools.torture.rows import SHARDED
 
 @pytest.mark.crash
 @pytest.mark.parametrize("geometry", SHARDED, ids=lambda geometry: geometry.name)
+@pytest.mark.sliced(1)
 def test_no_power_cut_loses_or_invents_a_row_in_shards(geometry):
     report = powerloss.attack(40, 21, (geometry,))
     assert report.findings == {}, report.examples

@@ -134,6 +134,7 @@ def test_estimates_equal_the_sums(data):
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("bootstrap", [None, "life", other_critic])
 @pytest.mark.parametrize("value", ["action", pytest.param(critic, marks=pytest.mark.slow)])
+@pytest.mark.sliced(1)
 def test_every_short_story_of_ends_is_as_the_sums_say(autoreset, stored, bootstrap, value):
     transforms = both(gamma=0.5, lam=0.75, value=value, bootstrap=bootstrap, default=-7.0)
     known = set()

@@ -24,7 +24,7 @@ from multiprocessing.connection import (
 )
 from typing import Any
 
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, undone_by
 
 KEY_S = 10
 """Time limit of each message of a handshake."""
@@ -216,19 +216,16 @@ class Remote:
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            connection = self._connection()
-            connection.send((name, arguments))
-            well, answer = connection.recv()
+            # After an interrupt, too: its answer is not to be that to the next call.
+            with undone_by(self.close):
+                connection = self._connection()
+                connection.send((name, arguments))
+                well, answer = connection.recv()
         except (EOFError, OSError, AuthenticationError) as error:
-            self.close()
             raise FailedError(
                 f"{name}: the process that owns the buffer does not answer "
                 f"({error!r}). Keep it alive while other processes use the buffer."
             ) from error
-        except BaseException:
-            # An interrupt: the answer to this call is not to be that to the next one.
-            self.close()
-            raise
         if well:
             return answer
         raise answer

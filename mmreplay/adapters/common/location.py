@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
-from mmreplay.disk.lock import WriterLock, held_by
+from mmreplay.disk.lock import Owner, WriterLock
 from mmreplay.errors import FormatError, LockedError, ReplayError, SchemaError, undone_by
 from mmreplay.format import metadata
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Metadata
@@ -152,6 +152,13 @@ class BufferLocation:
         if self.buffer is not None and not self.buffer.closed:
             self.buffer.commit()
         return _reopened, (self._system, str(self.path), made)
+
+    def discard(self) -> None:
+        """Close the buffer, and remove the folder if this object made it."""
+        if self.buffer is not None:
+            self.buffer.close()
+        if not self.resumed:
+            files.remove_tree(self.path)
 
     def for_copy(self) -> BufferLocation:
         """Return the location of a copy; its name starts with the name of this one."""
@@ -427,9 +434,8 @@ def _sweep(top: Path) -> None:
 def _remove_left(path: Path) -> None:
     if path.is_symlink() or path.stat().st_uid != os.getuid():
         return
-    holder = held_by(path)
     # Processes of another machine or container are not visible here.
-    if holder is None or holder["host"] != socket.gethostname():
+    if Owner(path).host != socket.gethostname():
         return
     lock = WriterLock(path)
     try:

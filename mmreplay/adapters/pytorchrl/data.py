@@ -69,6 +69,10 @@ class Gammas:
         """Use one gamma for all rows."""
         self.begins, self.values = [0], [gamma]
 
+    def restore(self, begins: list[int], values: list[float]) -> None:
+        """Use gammas that were those of rows before."""
+        self.begins, self.values = begins, values
+
     def begin(self, position: int, gamma: float) -> None:
         """Use a gamma for the rows from a position on."""
         while self.begins and self.begins[-1] >= position:

@@ -17,8 +17,7 @@ from mmreplay.adapters.common.values import LOOKS, check_counts, seed_of_draws
 from mmreplay.adapters.pytorchrl.data import Columns, Maker, Slice, uninterrupted_ranges
 from mmreplay.adapters.pytorchrl.rows import RowStorage
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
-from mmreplay.disk import files
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, undone_by
 from mmreplay.samplers.base import Sampler
 
 
@@ -382,18 +381,12 @@ class RingStorage(RowStorage):
         if home.resumed:
             # How far another ring's draws are says nothing here.
             state["drawn"] = None
-        try:
+        with undone_by(home.discard):
             if self._ring is not None and not home.resumed:
                 self._ring.snapshot(home.path)
             made.__setstate__({**state, "home": home})
             if home.resumed:
                 made._go_on()
-        except BaseException:
-            if home.buffer is not None:
-                home.buffer.close()
-            if not home.resumed:
-                files.remove_tree(home.path)
-            raise
         return made
 
     def _open_again(self, sampler: Sampler | None) -> None:

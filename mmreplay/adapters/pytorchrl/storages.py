@@ -57,7 +57,7 @@ from mmreplay.arguments import is_number, number
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL, START
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, SchemaError, undone_by
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
@@ -320,11 +320,8 @@ class NStepReplayBuffer(ReplayBuffer):
         # In place: other storages of the ring share it.
         before = self._gammas.begins.copy(), self._gammas.values.copy()
         self._gammas.begin(max(head - self._n_step + 1, self._cut_at), float(value))
-        try:
+        with undone_by(self._gammas.restore, *before):
             self._note()
-        except BaseException:
-            self._gammas.begins, self._gammas.values = before
-            raise
 
     def _make(self, columns: Columns) -> None:
         super()._make(columns)
@@ -348,8 +345,8 @@ class NStepReplayBuffer(ReplayBuffer):
             self._gammas = _gammas_of[self._ring]
         elif stored:
             self._gammas = Gammas(gamma)
-            self._gammas.begins = [int(position) for position in stored[0]]
-            self._gammas.values = [float(each) for each in stored[1]]
+            begins = [int(position) for position in stored[0]]
+            self._gammas.restore(begins, [float(each) for each in stored[1]])
         # After a power cut, positions above the head are of rows to come.
         self._gammas.begin(head, gamma)
         _gammas_of[self._ring] = self._gammas

@@ -23,12 +23,15 @@ from mmreplay.format.heap import References, legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.gather import BufferPool
+from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.layout import HEAP
 from mmreplay.storage.memmap import POLICY, MemmapStore
-from mmreplay.storage.store import Columns, ReadPolicy, Store
+from mmreplay.storage.store import Columns, NewBytes, ReadPolicy, TakenValues
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.group import ShardedArray, references_of
+from mmreplay.storage.zarr.heap_space import SealedHeapSpace
 from mmreplay.storage.zarr.sealing import COPIED, Sealing, checksum
 from mmreplay.storage.zarr.shards import ShardReader, ShardStates
 
@@ -57,19 +60,19 @@ class ZarrStore:
     ) -> None:
         self.ring, self.schema = metadata.ring, metadata.schema
         self.packed = frozenset[str]()
-        self.path = folder / group.FOLDER
         self._staging = staging
         staging.recycle_pages()
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
-        self._reader = ShardReader(self.path, metadata.ring, staging.maps, policy.advise)
         self._states = states
         self.sealing = Sealing(folder, metadata, staging, states)
+        self.path = self.sealing.path
+        self._reader = ShardReader(self.path, metadata.ring, staging.maps, policy.advise)
         self._range_rows = self.sealing.range_rows
         self._buffers = BufferPool()
         self.heap = staging.heap
         # Rows may lie in a shard, wherever the staged ones are mapped.
-        self.records = None
+        self.records = self.placement = self.step_writers = None
         self._varying = frozenset(metadata.schema.varying)
         # Full ranges whose newest rows are not published yet: their values are not
         # read before they are.
@@ -214,7 +217,25 @@ class ZarrStore:
         return self.stored(rows, paths)
 
     def take_values(
-        self, path: str, rows: Ids, heap_tails: Ids, heap_heads: Ids, buffer: Callable[[int], Bytes]
+        self,
+        path: str,
+        references: References,
+        env_ids: Ids,
+        heap_tails: Ids,
+        heap_heads: Ids,
+        buffer: NewBytes,
+    ) -> TakenValues:
+        """Copy values of the rows out that `gather` named; see `Store.take_values`."""
+        bounds = heap_tails[env_ids], heap_heads[env_ids]
+        references, data, illegal = self.take_values_of(
+            path, references["position"], *bounds, buffer
+        )
+        items = np.zeros(len(references) + 1, np.int64)
+        np.cumsum(references["length"], out=items[1:])
+        return references, data, items, illegal if illegal.any() else None
+
+    def take_values_of(
+        self, path: str, rows: Ids, heap_tails: Ids, heap_heads: Ids, buffer: NewBytes
     ) -> tuple[References, Bytes, NDArray[np.bool_]]:
         """Copy values that vary out, of rows in shards and others.
 
@@ -258,7 +279,7 @@ class ZarrStore:
         ranges: tuple[Ids, Ids, Ids],
         heap_tails: Ids,
         heap_heads: Ids,
-        buffer: Callable[[int], Bytes],
+        buffer: NewBytes,
     ) -> tuple[References, Bytes, NDArray[np.bool_]]:
         heap, field, slots = self.heap, self.schema.fields[path], self.ring.slots
         assert heap is not None
@@ -341,38 +362,54 @@ class ZarrStore:
         """The array of what rows store of a field."""
         return self._arrays[references_of(path) if path in self._varying else path]
 
+    def heap_references(self, rows: Ids, columns: Columns) -> Columns:
+        """References of rows that are staged; see `Store.heap_references`.
+
+        Of values in shards the chunks say how long they are.
+        """
+        stored = self.stored(rows, tuple(columns))
+        sealed = self.sealed(rows)
+        for references in stored.values():
+            references[sealed] = np.zeros((), REFERENCE)
+        return stored
+
     def sealed(self, rows: Ids) -> NDArray[np.bool_]:
-        """Which rows are in shards now, bool of their shape."""
+        """Which rows are in shards now; see `Store.sealed`."""
         numbers = self._states.take(rows // self._range_rows)
         sealed: NDArray[np.bool_] = numbers & 1 == 1
         return sealed
 
     def file_with(self, path: str, row: int) -> str:
-        """Name the file that holds a row's value of a field that varies."""
+        """Name the file that holds a row's value; see `Store.file_with`."""
         range_id = row // self._range_rows
         if not self._states.get(range_id) & 1:
             return HEAP
         return f"the shard {self._reader.path_of(self._arrays[path], range_id)}"
 
-    def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
-        """Say in the group of a new buffer what is alive; see `Sealing.settle`.
+    def map_field(self, path: str) -> None:
+        """None: shards are compressed."""
 
-        Raises:
-            FullError: No space is left to seal what is to be.
-            FailedError: Files or memory were short.
-        """
+    def begin_writing(
+        self, commit: WritableCommitState, refuse_removed: Callable[[], object]
+    ) -> None:
+        """Seal by what is published; see `Store.begin_writing`."""
+        self.sealing.give_up(commit.limits)
+        self.sealing.refuse_removed = refuse_removed
+        self.sealing.read_values_by(commit)
+
+    def heap_space(self, commit: WritableCommitState) -> HeapSpace | None:
+        """By the values that shards hold; see `Store.heap_space`."""
+        return None if self.heap is None else SealedHeapSpace(self, self.heap, commit)
+
+    def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
+        """Say in the group of a new buffer what is alive; see `Sealing.settle`."""
         self.sealing.settle(first, stop, seal=seal, fresh=True)
         self.sealing.raise_if_unsealed(COPIED)
 
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
-        """The same before all is committed and closed, which a full disk never keeps.
+        """The same before all is closed; see `Store.settle_last`.
 
         What could not be sealed is reported later, by `Sealing.raise_if_unsealed`.
-
-        Args:
-            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
-            heads: int64 ``[E]``.
-            seal: See `Sealing.settle`.
         """
         oldest = np.maximum(tails, heads - self.ring.capacity)
         self.sealing.settle_last(oldest, heads, seal=seal)
@@ -452,10 +489,14 @@ class ZarrStore:
         """The staging files; see `Store.files`."""
         return self._staging.files
 
+    def shard_paths(self) -> list[Path]:
+        """Paths of the shards; see `Store.shard_paths`."""
+        return group.shards_in(self.path)
+
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
         apparent, allocated = self._staging.disk_nbytes()
-        for path in group.shards_in(self.path):
+        for path in self.shard_paths():
             # The writer removes shards while others look.
             with suppress(FileNotFoundError):
                 status = path.lstat()
@@ -464,10 +505,6 @@ class ZarrStore:
                     apparent += status.st_size
                     allocated += status.st_blocks * 512
         return apparent, allocated
-
-    def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
-        """Per path, (bytes of its shards, bytes of the rows in them)."""
-        return self.sealing.compression(heads)
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
@@ -483,12 +520,6 @@ class ZarrStore:
         finally:
             self._staging.close()
             self._states.file.close()
-
-
-def stored_columns(store: Store, rows: Ids, paths: Sequence[str]) -> Columns:
-    """Copy rows out as any engine stores them, with the references of values."""
-    gather = store.stored if isinstance(store, ZarrStore) else store.gather
-    return gather(rows, paths)
 
 
 def _count(metadata: Metadata) -> int:

@@ -9,6 +9,7 @@ on, and what a power cut leaves may be one: their values stay in the heap.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from mmreplay.format.heap import Array
 from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.heap import SCANNED_ROWS, Heap, HeapSpace
-from mmreplay.storage.store import Columns, Store
-from mmreplay.storage.zarr.engine import ZarrStore
+
+if TYPE_CHECKING:
+    from mmreplay.storage.zarr.engine import ZarrStore
 
 
 class SealedHeapSpace(HeapSpace):
@@ -29,7 +31,6 @@ class SealedHeapSpace(HeapSpace):
         """Look at one store; see `HeapSpace`."""
         super().__init__(store, heap, commit_state)
         self._sealing = store.sealing
-        self._stored = store.stored
         self._ring = store.ring
         self._steps = store.sealing.steps
         # The first range of each environment that has values above the heap tail, and
@@ -45,17 +46,15 @@ class SealedHeapSpace(HeapSpace):
         Those may be lower than wanted; see `HeapSpace.raised`, and `await_shards`.
         """
         state = self._commit_state
-        heads, tails, heap_heads = state.published
-        heap_tails, complete = state.heap_tails, heads
+        heads, _, heap_heads = state.published
+        heap_tails, durable = state.heap_tails, state.committed
         assert heap_heads is not None
         assert heap_tails is not None
-        if self._durable is not None:
-            durable = self._durable.committed
-            assert durable.heap_tails is not None
-            heap_tails = np.maximum(heap_tails, durable.heap_tails)
-            # After a power cut the range of the committed head is written on.
-            complete = np.minimum(heads, durable.heads)
-            tails = durable.tails
+        assert durable.heap_tails is not None
+        heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        # After a power cut the range of the committed head is written on.
+        complete = np.minimum(heads, durable.heads)
+        tails = durable.tails
         targets = wanted - self.nbytes
         short = np.flatnonzero(heap_tails < targets)
         if not len(short):
@@ -85,7 +84,7 @@ class SealedHeapSpace(HeapSpace):
     def await_shards(self, needed: Array, commit: Callable[[], object] | None) -> None:
         """Have shards made until the heap may be written so far; see `HeapSpace`."""
         heads, _, _ = self._commit_state.published
-        limits = self._limits
+        limits = self._commit_state.committed.limits
         heap_tails = self._commit_state.heap_tails
         assert heap_tails is not None
         short = np.flatnonzero(self.free_until < needed)
@@ -107,16 +106,10 @@ class SealedHeapSpace(HeapSpace):
         if (reached + self.nbytes < needed).any():
             commit()
 
-    @property
-    def _limits(self) -> Array:
-        state = self._commit_state
-        return state.limits if self._durable is None else self._durable.committed.limits
-
     def _alive_from(self, limits: Array) -> Array:
         """int64 ``[E]``: no row below is alive, nor would be after a power cut."""
-        tails = self._commit_state.tails
-        if self._durable is not None:
-            tails = np.minimum(tails, self._durable.committed.tails)
+        state = self._commit_state
+        tails = np.minimum(state.tails, state.committed.tails)
         return np.maximum(tails, limits - self._ring.slots)
 
     def _unpassed(self, heads: Array, heap_tails: Array, alive_from: Array) -> Array:
@@ -162,13 +155,3 @@ class SealedHeapSpace(HeapSpace):
         numbers = self._sealing.states.take(self._range_ids(env_id, firsts, stops))
         staged = np.flatnonzero(numbers & 1 == 0)
         return int(staged[0]) if len(staged) else len(numbers)
-
-    def _gathered(self, rows: Array) -> Columns:
-        """References of rows, which may be in shards."""
-        return self._stored(rows, self._paths)
-
-
-def space_of(store: Store, heap: Heap, commit_state: WritableCommitState) -> HeapSpace:
-    """How far the heap of a store may be written."""
-    kind = SealedHeapSpace if isinstance(store, ZarrStore) else HeapSpace
-    return kind(store, heap, commit_state)  # type: ignore[arg-type]  # checked above

@@ -27,7 +27,8 @@ from mmreplay.disk.files import RECYCLED_PAGES_NBYTES
 from mmreplay.errors import FailedError, FullError, shortage
 from mmreplay.format.metadata import Metadata
 from mmreplay.process import Worker
-from mmreplay.ring import Run, runs
+from mmreplay.ring import Ring, Run, runs
+from mmreplay.storage.commit_state import WritableCommitState
 from mmreplay.storage.layout import RECORDS, record_layout
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, ShardError, Store
@@ -185,6 +186,18 @@ def checksum(store: Store, gather: Gather, position: int, rows: NDArray[np.int64
     return crc
 
 
+def _bounds(commit: WritableCommitState, ring: Ring) -> Bounds:
+    """What is published, for shards that are made of it."""
+    heads, heap_heads, tails = commit.heads, commit.heap_heads, commit.tails
+    # A power cut brings rows back that were removed and not committed since.
+    tails = np.minimum(tails, commit.committed.tails)
+    tails = np.maximum(tails, commit.limits - ring.slots)
+    heap_tails = commit.heap_tails
+    assert heap_heads is not None
+    assert heap_tails is not None
+    return Bounds(heads, tails, heap_heads, heap_tails)
+
+
 MAX_WAITING_NBYTES = 256 << 20
 """Raw rows that may wait to be sealed before an add waits for the thread."""
 UNPACK_ROWS = 1024
@@ -212,6 +225,7 @@ class Sealing:
     Threads: `lock` is held while rows are written and while a range's number changes.
 
     Attributes:
+        path: The group's folder.
         states: The numbers that say where the rows of each are.
         steps: Rows of an environment in a range.
         unsealed: The group misses rows that it was to hold: something was short.
@@ -228,12 +242,13 @@ class Sealing:
         sharding = metadata.sharding
         assert sharding is not None
         self._folder, self._metadata = folder, metadata
+        self.path = folder / group.FOLDER
         self._ring, self.steps = metadata.ring, sharding.shard_rows
         self._wide = metadata.ring.wide
         self.range_rows = self.steps * self._wide
         self.states = states
         self._staging = staging
-        self._maker = ShardMaker(folder / group.FOLDER, metadata, staging)
+        self._maker = ShardMaker(self.path, metadata, staging)
         self._sealer = Sealer()
         self.refuse_removed: Callable[[], object] = lambda: None
         self.lock = threading.Lock()
@@ -257,9 +272,9 @@ class Sealing:
         needed = ring.capacity + ring.reserve + ring.block_rows
         return size if ring.slots - size >= needed else 1
 
-    def read_values_by(self, bounds: Callable[[], Bounds]) -> None:
-        """Read values that vary by what is published, which a call returns."""
-        self._maker.bounds = bounds
+    def read_values_by(self, commit: WritableCommitState) -> None:
+        """Read values that vary by what is published."""
+        self._maker.bounds = partial(_bounds, commit, self._ring)
 
     def give_up(self, limits: Ids) -> None:
         """Note that no reader asks for rows a lap before these positions any more."""
@@ -512,8 +527,7 @@ class Sealing:
         reason, way_out = SHORT.get(number, ("no space left", "Free some space"))
         kind = FailedError if number in SHORT else FullError
         return kind(
-            f"{self._folder / group.FOLDER}: cannot seal {rows} ({reason}); "
-            f"{consequence.format(way_out)}",
+            f"{self.path}: cannot seal {rows} ({reason}); {consequence.format(way_out)}",
             errno_=number or None,
         )
 
@@ -523,7 +537,7 @@ class Sealing:
         Raises:
             ShardError: A shard could not be written.
         """
-        failure, path = self._sealer.failure, self._folder / group.FOLDER
+        failure, path = self._sealer.failure, self.path
         if failure is not None:
             reason = str(failure).rstrip(".") or type(failure).__name__
             number = failure.errno if isinstance(failure, OSError) else None
