@@ -170,6 +170,7 @@ def converting_commands():
     return [line for line in lines if there.match(line)]
 
 
+@pytest.mark.slow
 def test_the_table_of_conversions_converts(example_files, tmp_path, monkeypatch, capsys):
     pytest.importorskip("h5py")
     shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
@@ -292,6 +293,7 @@ def consoles():
 
 
 @pytest.mark.parametrize(("page", "block"), [*consoles()])
+@pytest.mark.sliced(8)
 def test_a_block_of_commands_runs_alone(page, block, example_files, tmp_path, monkeypatch, capsys):
     for module in ("gymnasium", "matplotlib"):
         pytest.importorskip(module)

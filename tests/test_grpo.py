@@ -104,6 +104,7 @@ def check_each_group_once(folder, groups):
     return rows
 
 
+@pytest.mark.slow
 def test_killed_around_its_checkpoint_it_trains_on_each_group_once(tmp_path):
     groups = 24
     # After the checkpoint that knows the batch, before the batch is acknowledged.

@@ -123,16 +123,22 @@ def bad_call(call: ast.Call, names: dict[str, str]) -> str:
 
 def offences(source: str, forbidden: set[str]) -> list[tuple[int, str]]:
     """Line and name of every use of a forbidden name, called or not."""
-    if not any(name.rpartition(".")[2] in source for name in forbidden):
+    words = {name.rpartition(".")[2] for name in forbidden}
+    if not any(word in source for word in words):
         return []
     tree = ast.parse(source)
     names = imported(tree)
+    # What cannot stand for one of them is not looked at: most of a source.
+    words |= {alias for alias, name in names.items() if listed(name, forbidden)}
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute):
-            name = dotted(node, names)
-            if listed(name, forbidden):
-                found.add((node.lineno, name))
+        if not isinstance(node, ast.Name | ast.Attribute):
+            continue
+        if (node.id if isinstance(node, ast.Name) else node.attr) not in words:
+            continue
+        name = dotted(node, names)
+        if listed(name, forbidden):
+            found.add((node.lineno, name))
     return sorted(found)
 
 

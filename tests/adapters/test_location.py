@@ -185,6 +185,7 @@ def make(wait=lambda: None):
 """
 
 
+@pytest.mark.slow
 def test_processes_under_one_folder_get_folders_of_their_own(tmp_path):
     code = MAKING + "make(lambda: print('named', flush=True) or input())\ninput()"
     both = [process(code, MMREPLAY_DIR=str(tmp_path)) for _ in range(2)]

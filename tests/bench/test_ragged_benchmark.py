@@ -19,6 +19,7 @@ def measured(folder, names):
     return bench_ragged.race_sides(folder / "fast", [OURS, *names], SMALL, 8)
 
 
+@pytest.mark.slow
 def test_sequences_are_measured_against_padded_rows_and_sqlite(tmp_path):
     found = measured(tmp_path, ["padded", "sqlite"])
     for kind in ("add_1", "add_256", "draw_256"):

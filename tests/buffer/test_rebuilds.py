@@ -112,6 +112,7 @@ def test_draws_and_commits_during_rebuilds_never_fail(tmp_path):
 @pytest.mark.parametrize("fault", ["full", "broken"])
 @pytest.mark.parametrize("count", [1, 10**9])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_rebuild_that_failed_leaves_nothing_behind(tmp_path, engine, fault, count):
     going_on = 0
     for at in range(300):

@@ -162,6 +162,7 @@ def test_a_device_that_fails_at_the_sync_leaves_nothing(tmp_path, small, rng):
     assert sorted(each.name for each in tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_load_that_is_killed_past_the_cache_can_be_begun_again(tmp_path, small, rng, monkeypatch):
     monkeypatch.setattr(Disk, "datasync", lambda self, fd: None)
     monkeypatch.setattr(Disk, "sync_folder", lambda self, fd: None)

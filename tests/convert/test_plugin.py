@@ -120,6 +120,7 @@ def mmreplay(site, *args):
 @pytest.mark.parametrize(
     "install", [installed_by_hand, pytest.param(installed_by_pip, marks=pytest.mark.slow)]
 )
+@pytest.mark.sliced(1)
 def test_a_package_adds_formats_to_the_command_line(tmp_path, install):
     site = install(tmp_path)
     with every_kind(tmp_path / "source") as source:

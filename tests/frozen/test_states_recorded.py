@@ -21,6 +21,7 @@ def test_every_recorded_case_is_tested():
 
 
 @pytest.mark.parametrize(("name", "engine", "layout"), cases())
+@pytest.mark.sliced(67)
 def test_a_sampler_draws_what_was_recorded(tmp_path, name, engine, layout):
     expected = RECORDED[entry_of(name, engine, layout)]
     state, draws = sampler_case(name, tmp_path, None, engine, layout)
@@ -29,6 +30,7 @@ def test_a_sampler_draws_what_was_recorded(tmp_path, name, engine, layout):
 
 
 @pytest.mark.parametrize(("name", "engine", "layout"), cases())
+@pytest.mark.sliced(67)
 def test_a_sampler_goes_on_from_a_recorded_state(tmp_path, name, engine, layout):
     expected = RECORDED[entry_of(name, engine, layout)]
     _, draws = sampler_case(name, tmp_path, expected["state"], engine, layout)

@@ -73,11 +73,19 @@ def filled(path, steps, **options):
     return buffer
 
 
+@pytest.fixture(scope="module")
+def closed_ring(tmp_path_factory):
+    """A closed buffer of 200 rows, to be copied."""
+    path = tmp_path_factory.mktemp("closed") / "ring"
+    with using(QuickDisk()):
+        filled(path, 300).close()
+    return path
+
+
 @pytest.fixture
-def ring(tmp_path):
+def ring(closed_ring, tmp_path):
     """The path of a closed buffer of 200 rows."""
-    filled(tmp_path / "ring", 300).close()
-    return tmp_path / "ring"
+    return shutil.copytree(closed_ring, tmp_path / "ring")
 
 
 def reopened(path):

@@ -115,6 +115,7 @@ def test_missing_c_kernels_warn_once_a_process(without_c, tmp_path):
     assert "or set MMREPLAY_KERNELS=numpy" in err
 
 
+@pytest.mark.slow
 def test_a_reader_and_a_buffer_in_memory_warn_too(without_c, tmp_path):
     without_c("-c", OPENS, tmp_path / "b", kernels="numpy")
     reads = "import sys, mmreplay as mr; mr.ReplayBuffer.open(sys.argv[1])"
@@ -136,6 +137,7 @@ def test_who_wants_warnings_as_errors_gets_no_folder(without_c, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_of_c_that_was_not_built(without_c, tmp_path):
     without_c("-c", OPENS, tmp_path / "b", kernels="numpy")
     module = ("-m", "mmreplay")

@@ -195,6 +195,7 @@ def test_an_update_counts_for_every_draw_made_after_it(path):
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.sliced(3)
 def test_a_run_that_is_stopped_after_any_batch_goes_on_there(path, kind):
     with opened(path, SAMPLERS[kind]()) as alone:
         expected = [alone.sample(40) for _ in range(6)]
@@ -379,6 +380,7 @@ def test_a_path_is_no_open_buffer(path):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "shuffled", "sequences"])
+@pytest.mark.sliced(1)
 def test_a_writer_may_overwrite_what_was_drawn(tmp_path, kind):
     fill(tmp_path / "b", capacity=100)
     buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+", sampler=SAMPLERS[kind]())

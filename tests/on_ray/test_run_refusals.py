@@ -44,6 +44,7 @@ def test_without_ray_the_commands_say_what_to_install(command):
 
 
 @pytest.mark.parametrize("version", ["2.9.3", "2.55.0", "2.61.0", "3.0.0", "2"])
+@pytest.mark.sliced(2)
 def test_another_version_of_ray_is_refused(version):
     done = python(
         OLD_RAY.format(version) + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"

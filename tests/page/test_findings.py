@@ -354,6 +354,7 @@ MUJOCO = HEALTHY[7:]
 
 
 @pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.sliced(6)
 def test_nothing_stands_out_of_an_environment_of_gymnasium(ask, tmp_path, name):
     if name in MUJOCO:
         pytest.importorskip("mujoco")
@@ -407,6 +408,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("name", "steps", "num_envs", "autoreset", "policy", "options"), RECORDED)
+@pytest.mark.sliced(6)
 def test_nothing_stands_out_of_what_is_recorded(
     ask, tmp_path, name, steps, num_envs, autoreset, policy, options
 ):

@@ -69,6 +69,7 @@ def learned(buffer, draws, size=6):
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.sliced(8)
 def test_a_run_goes_on_exactly_over_a_reopening(tmp_path, kind):
     make = SAMPLERS[kind]
     with ring(tmp_path / "whole", make()) as buffer:
@@ -96,6 +97,7 @@ def test_a_run_goes_on_exactly_from_a_state_of_the_same_buffer(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", INNER | LEASED)
+@pytest.mark.sliced(8)
 def test_a_loader_goes_on_exactly_over_a_reopening(tmp_path, kind):
     """Batches that were drawn ahead are lost: their leases end with the process."""
     make = (INNER | LEASED)[kind]

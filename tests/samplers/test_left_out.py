@@ -60,6 +60,7 @@ def legal_starts(buffer):
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if "ragged" not in name])
+@pytest.mark.sliced(14)
 def test_rows_that_are_left_out_are_those_that_no_draw_has(name):
     with make(SAMPLERS[name](7)) as buffer:
         drawn = set()

@@ -40,6 +40,7 @@ def test_opening_drawing_verifying_and_converting_execute_nothing(tmp_path):
     assert all("Pass allow_pickle=True" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_what_is_forbidden_is_seen(tmp_path):
     pytest.importorskip("h5py")
     (tmp_path / "inner").mkdir()

@@ -37,6 +37,7 @@ def path(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_all_is_read_checked_and_repaired(path, tmp_path):
     with few_descriptors(100):
         assert verify_buffer(path).findings == ()

@@ -79,6 +79,7 @@ def test_episodes_written_in_blocks_equal_those_written_at_once(tmp_path, rng, m
             assert (other[path][: len(one[path])] == one[path]).all()
 
 
+@pytest.mark.slow
 def test_an_episode_of_one_step_takes_little_disk_space(tmp_path, rng):
     source = record(tmp_path / "buffer", rng, 500, slice(None))
     report = mr.export(source, tmp_path / "a-v0", format="minari")
