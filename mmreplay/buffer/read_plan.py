@@ -369,12 +369,12 @@ class ReadPlan:
         positions: Ids,
         last: Ids,
         terminated: NDArray[np.bool_],
-        found: Mapping[Where, Fields],
+        columns: Mapping[Where, Fields],
     ) -> None:
         """Sum fields that no records hold, and make the discount if none did."""
-        sums, fields = self._sums, found[BATCH]
+        sums, fields = self._sums, columns[BATCH]
         for path in self._added:
-            values = np.ascontiguousarray(found[sums.where][path])
+            values = np.ascontiguousarray(columns[sums.where][path])
             shape = (len(positions), *values.shape[2:])
             total = np.empty(shape, sums.dtypes[path])
             _kernel.weighted_sums(
