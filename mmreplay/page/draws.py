@@ -12,9 +12,10 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,13 @@ from mmreplay.page.requests import BAD, TOO_LARGE, UNREADABLE, Refusal
 from mmreplay.page.shown import ShownBuffer, rows_version
 from mmreplay.ring import position_chunks
 from mmreplay.samplers.base import Draw, Sampler, View
-from mmreplay.samplers.combine import MixtureSampler
-from mmreplay.samplers.distinct import DistinctSampler
+from mmreplay.samplers.divided import refuse_alone
 from mmreplay.samplers.episode import EpisodeSampler
-from mmreplay.samplers.groups import GroupSampler
 from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from mmreplay.samplers.priority_distribution import MAX_ALPHA, LinearSchedule, Scheduled
 from mmreplay.samplers.priority_file import StoredColumn, read_column
-from mmreplay.samplers.recent import EmphasizeRecentSampler, RecentSampler, ignore_earliest
+from mmreplay.samplers.recent import ignore_earliest
 from mmreplay.samplers.sequence import SequenceSampler
-from mmreplay.samplers.shuffled import ShuffledSampler
-from mmreplay.samplers.staleness import StalenessSampler
-from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.uses import UseCounter
 
@@ -149,24 +145,27 @@ class EpisodeStepsSampler(EpisodeSampler):
         return self._draw_starts(view, batch_size, "episodes", way_out)
 
 
-SAMPLERS: dict[str, Callable[..., Any]] = {
-    "UniformSampler": UniformSampler,
-    "PrioritizedSampler": ColumnSampler,
-    "RankPrioritizedSampler": RankPrioritizedSampler,
-    "RecentSampler": RecentSampler,
-    "EmphasizeRecentSampler": EmphasizeRecentSampler,
-    "StratifiedSampler": StratifiedSampler,
-    "DistinctSampler": DistinctSampler,
-    "ShuffledSampler": ShuffledSampler,
-    "SequenceSampler": WindowStartsSampler,
-    "EpisodeSampler": EpisodeStepsSampler,
-    "MixtureSampler": MixtureSampler,
-    "ignore_earliest": ignore_earliest,
+SHOWN_AS: dict[Callable[..., Any], Callable[..., Any]] = {
+    PrioritizedSampler: ColumnSampler,
+    SequenceSampler: WindowStartsSampler,
+    EpisodeSampler: EpisodeStepsSampler,
 }
-"""What is made for each name."""
-CALLABLE = {**SAMPLERS, LinearSchedule.__name__: LinearSchedule}
-NOT_DRAWN = tuple(each.__name__ for each in (GroupSampler, StalenessSampler, UseCounter))
-"""Samplers that the page does not draw from: they index a column, or count uses."""
+"""What draws in place of a sampler, which would take locks, or lay out windows."""
+
+
+def known_samplers() -> dict[str, Callable[..., Any]]:
+    """What can be named: samplers of mmreplay, and those of others in this process."""
+    public = import_module("mmreplay")
+    named = {name: getattr(public, name) for name in public.__all__ if name.endswith("Sampler")}
+    found: dict[str, Callable[..., Any]] = {"UseCounter": UseCounter, **named}
+    found[ignore_earliest.__name__] = ignore_earliest
+    waiting = Sampler.__subclasses__()
+    while waiting:
+        each = waiting.pop()
+        waiting += each.__subclasses__()
+        if not each.__module__.startswith("mmreplay."):
+            found.setdefault(each.__name__, each)
+    return found
 
 
 @dataclass(slots=True)
@@ -197,6 +196,7 @@ class _Parser:
     """Makes one sampler of its text."""
 
     def __init__(self, text: str, seed: int) -> None:
+        self.known = known_samplers()
         self._text = text
         self._seed = seed
         self.by_column: list[ColumnSampler] = []
@@ -209,9 +209,9 @@ class _Parser:
     def make(self, node: ast.Call, depth: int = 0) -> Any:
         """Call what a call names, with its arguments."""
         name = name_of(node.func)
-        if name not in CALLABLE or depth > MAX_DEPTH:
+        function = {**self.known, LinearSchedule.__name__: LinearSchedule}.get(name)
+        if function is None or depth > MAX_DEPTH or not getattr(function, "only_starts", True):
             raise self.refusal(name)
-        function = CALLABLE[name]
         arguments = [self._value(argument, depth) for argument in node.args]
         named = {}
         for keyword in node.keywords:
@@ -230,23 +230,37 @@ class _Parser:
                 raise self.refusal()
             named["sampler"] = UniformSampler(self._seed)
             self.seeds.append(self._seed)
+        return self._made(function, arguments, named, bound)
+
+    def _made(
+        self,
+        function: Callable[..., Any],
+        arguments: list[Any],
+        named: dict[str, Any],
+        bound: Mapping[str, Any],
+    ) -> Any:
+        """Call what was named, or what is shown in its place."""
         if function is RankPrioritizedSampler:
             self.columns.append(named.get("name", DEFAULT_COLUMN))
             # In memory: a name would take the column's lock and write its state.
             named["name"] = None
-        if function is WindowStartsSampler:
+        if function is SequenceSampler:
             steps = [bound.get(n, 0) for n in ("length", "burn_in", "bootstrap")]
             longest = max(n for n in (*steps, 0) if isinstance(n, int))
             if longest > MAX_WINDOW:
                 raise Refusal(
                     BAD, f"Windows must have at most {MAX_WINDOW:,} steps, got {longest:,}."
                 )
-        made = function(*arguments, **named)
-        if isinstance(made, ColumnSampler):
+        made = SHOWN_AS.get(function, function)(*arguments, **named)
+        if function is PrioritizedSampler:
             self.by_column.append(made)
-        if isinstance(made, RankPrioritizedSampler):
+        elif function is RankPrioritizedSampler:
             self.by_rank.append(made)
-        self.by_episode |= isinstance(made, WindowStartsSampler | EpisodeStepsSampler)
+        elif function in (SequenceSampler, EpisodeSampler):
+            self.by_episode = True
+        elif isinstance(function, type) and not function.__module__.startswith("mmreplay."):
+            # Of a law that says itself where steps fall nothing else is called.
+            refuse_alone([made], "the page")
         return made
 
     def _value(self, node: ast.expr, depth: int) -> Any:
@@ -271,17 +285,19 @@ class _Parser:
         Args:
             name: What is called, where that is the fault.
         """
-        if name in NOT_DRAWN:
+        if not getattr(self.known.get(name), "only_starts", True):
             return Refusal(
                 BAD,
                 f"The page cannot draw from {name}, which indexes a column or counts "
                 "uses. Draw from it in Python.",
             )
-        known = {each.lower(): each for each in CALLABLE}
+        drawn = [each for each, made in self.known.items() if getattr(made, "only_starts", True)]
+        known = {each.lower(): each for each in (*drawn, LinearSchedule.__name__)}
         near = difflib.get_close_matches(name.lower(), known, 1)
         if near and known[near[0]] != name:
             return Refusal(BAD, f"{name!r} is no sampler. Did you mean {known[near[0]]!r}?")
-        names = [each for each in SAMPLERS if each != ignore_earliest.__name__]
+        ours = [each for each in drawn if self.known[each].__module__.startswith("mmreplay.")]
+        names = [each for each in ours if each != ignore_earliest.__name__]
         return Refusal(
             BAD,
             f"{self._text!r} must be a sampler with plain arguments, such as "
@@ -328,7 +344,7 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
             f"{name} is not a sampler: it leaves the oldest rows out of one. Type, for "
             f"example, {name}(100, UniformSampler()).",
         )
-    if name not in SAMPLERS:
+    if name not in parser.known:
         raise parser.refusal(name)
     try:
         sampler: Sampler = parser.make(call)
@@ -376,7 +392,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         num_rows = view.home.ring.num_rows
         if parsed.by_rank:
             check_ranked(num_rows, len(parsed.by_rank))
-        if parsed.by_column and not isinstance(parsed.sampler, ColumnSampler):
+        if [parsed.sampler] != parsed.by_column and parsed.by_column:
             check_weighed(num_rows)
         with view.lock:
             view.refresh()
@@ -450,9 +466,9 @@ def _use_columns(
     with view.lock:
         view.refresh()
         count = num_legal(view)
-    if isinstance(parsed.sampler, ColumnSampler) and count > 0:
+    if [parsed.sampler] == parsed.by_column and count > 0:
         # Others are shown some of the starts, and weigh them within their draws.
-        parsed.sampler.weigh(view, view.lock)
+        parsed.by_column[0].weigh(view, view.lock)
     return weighed
 
 

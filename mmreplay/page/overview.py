@@ -370,6 +370,7 @@ def fields_of(
             "path": path,
             "dtype": field.law.name(field),
             "shape": shape_of(field),
+            "integer": field.law.integers(field),
             "varies": field.law.by_length,
             "nbytes": field.nbytes,
             "row_nbytes": field.nbytes,
@@ -391,6 +392,9 @@ def fields_of(
                 # The references, and the values that they lead to.
                 values = float(moments.mean) * field.inner_nbytes
                 entry["row_nbytes"] = field.nbytes + round(values)
+            elif moments.count:
+                entry["low_text"] = field.law.label(field, moments.min)
+                entry["high_text"] = field.law.label(field, moments.max)
         found.append(entry)
     return found
 

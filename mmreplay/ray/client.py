@@ -36,7 +36,6 @@ from mmreplay.loader.sources import (
 from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
-from mmreplay.ray.descriptions import draws_from_several, refused_name
 from mmreplay.ray.draws import Client, Update, Wanted
 from mmreplay.ray.epochs import shuffled_in
 from mmreplay.ray.limits import (
@@ -53,7 +52,8 @@ from mmreplay.ray.run_status import require_run
 from mmreplay.ray.seeds import draw_by_rank
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError, RunCalls, ShardCalls
 from mmreplay.ray.sources import RingsSource
-from mmreplay.samplers.base import Sampler, State, checked
+from mmreplay.samplers.base import Sampler, State, checked, traits_of
+from mmreplay.samplers.divided import refuse_alone
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
 
@@ -330,7 +330,8 @@ class ReplayClient(ReplayLoader):
 
         Args:
             run: Name of the run.
-            sampler: `UniformSampler`, `PrioritizedSampler`, `ShuffledSampler`, or a
+            sampler: One whose batches can be divided (``traits.divides``), such as
+                `UniformSampler`, `PrioritizedSampler`, `ShuffledSampler`, or a
                 `SequenceSampler` around one; any other where the run has one ring, on
                 this node.
             transforms: Of every ring; without functions of yours where they run on
@@ -401,7 +402,8 @@ class ReplayClient(ReplayLoader):
         if limiter is None and isinstance(run, str):
             self._late_limiter = LateLimiter(run, batch_size)
         limit = None
-        if draws_from_several(own):
+        traits = traits_of(own)
+        if traits.in_shares or traits.in_ranks:
             limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
@@ -587,16 +589,10 @@ def _only_ring(
         refuse_shard(calls.key, info)
         here = info["node_id"] == run.node_id
         found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
-    name = refused_name(sampler)
-    if len(found) == 1 and found[0][1]:
-        return ReplayBuffer.open(
-            found[0][2], sampler=sampler, transforms=transforms, limiter=limiter
-        )
-    where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
-    raise SchemaError(
-        f"{name} draws from one ring of this node, but run {run.run!r} has {where}. "
-        "Use a UniformSampler, a PrioritizedSampler, or a SequenceSampler around one."
-    )
+    if len(found) != 1 or not found[0][1]:
+        where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
+        refuse_alone([sampler], f"run {run.run!r} with {where}")
+    return ReplayBuffer.open(found[0][2], sampler=sampler, transforms=transforms, limiter=limiter)
 
 
 def _info(run: RunCalls, calls: ShardCalls, lost_s: float, patience_s: float) -> dict[str, Any]:

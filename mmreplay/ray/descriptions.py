@@ -1,206 +1,118 @@
 """Samplers and transforms as they travel between processes: class name and arguments.
 
 A description is a dict of numbers, strings, lists, dicts and arrays. What it is made
-into again is looked up in a list of classes of this package, so that no function and
-no class of others is ever pickled.
+into again is a class that a process can import by its name, and that says that it may
+be made so, ``described = True``: no function and no object is ever pickled.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import reduce
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from mmreplay.errors import SchemaError, shown
-from mmreplay.samplers.base import Sampler, ask
-from mmreplay.samplers.prioritized import PrioritizedSampler
-from mmreplay.samplers.priority_distribution import LinearSchedule
-from mmreplay.samplers.sequence import SequenceSampler
-from mmreplay.samplers.shuffled import ShuffledSampler
-from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.transforms.advantages import GAE, LambdaReturn
+from mmreplay.samplers.base import Sampler, ask, traits_of
+from mmreplay.samplers.divided import refuse_alone
 from mmreplay.transforms.base import Transform
-from mmreplay.transforms.delta import Delta
-from mmreplay.transforms.elementwise import Cast, OneHot
-from mmreplay.transforms.normalize import Normalize
-from mmreplay.transforms.nstep import NStep
-from mmreplay.transforms.returns import DiscountedReturn
-from mmreplay.transforms.stack import ActionHistory, FrameStack
-from mmreplay.transforms.without_next import WithoutNext
 
 Description = dict[str, Any]
-"""``{"class": name, "arguments": {name: value}}``."""
-
-SAMPLERS: tuple[type, ...] = (UniformSampler, PrioritizedSampler, SequenceSampler, ShuffledSampler)
-"""Samplers that draw from several rings as from one."""
-TRANSFORMS: tuple[type, ...] = (
-    ActionHistory,
-    Cast,
-    Delta,
-    DiscountedReturn,
-    FrameStack,
-    GAE,
-    LambdaReturn,
-    NStep,
-    Normalize,
-    OneHot,
-    WithoutNext,
-)
-CLASSES = {each.__name__: each for each in (*SAMPLERS, *TRANSFORMS, LinearSchedule)}
-
-LEARNERS_OWN = {
-    "UniformSampler": ("seed",),
-    "PrioritizedSampler": ("seed", "beta", "stratified"),
-    "ShuffledSampler": (
-        "seed",
-        "rank",
-        "num_ranks",
-        "drop_last",
-        "shuffle",
-        "layout",
-        "batches",
-        "block",
-    ),
-    "SequenceSampler": (),
-}
-"""Arguments that only the learner's side of a draw uses: learners that differ in these
-alone share a sampler, and its priorities, at a shard."""
-
-
-def draws_from_several(sampler: Sampler) -> bool:
-    """Whether a sampler, and the one inside it, draw from several rings as from one."""
-    return all(type(each) in SAMPLERS for each in (sampler, *ask(sampler, "parts")))
-
-
-def refused_name(sampler: Sampler) -> str:
-    """What to call a sampler that does not: its class, or the one inside it as well."""
-    name = type(sampler).__name__
-    if type(sampler) in SAMPLERS and sampler.parts:
-        return f"{name} around {type(sampler.parts[0]).__name__}"
-    return name
+"""``{"class": "module:name", "arguments": {name: value}}``."""
 
 
 def describe_sampler(sampler: Sampler) -> Description:
     """Describe a sampler for the processes that hold the rings.
 
     Args:
-        sampler: One of `SAMPLERS`, without what only the learner uses.
+        sampler: One whose batches can be divided. What `Traits.local` names is left
+            out: learners that differ in it alone share a sampler, and its priorities.
 
     Raises:
-        SchemaError: It is another one, or an argument is a function.
+        SchemaError: It is another one, an argument is a function, or its class cannot
+            be imported.
     """
-    name = type(sampler).__name__
-    if not draws_from_several(sampler):
-        raise SchemaError(
-            f"{refused_name(sampler)} cannot draw from several rings, or from a ring "
-            "of another node. Use a UniformSampler, a PrioritizedSampler, a "
-            "ShuffledSampler, or a SequenceSampler around one of them."
-        )
-    # The text of the call that makes it again; a function in it is no Python.
-    try:
-        call = ast.parse(_call_of(sampler), mode="eval").body
-        description: Description = _from_call(call)
-    except (SyntaxError, ValueError) as error:
-        raise SchemaError(
-            f"{name} must have arguments that are numbers, strings or LinearSchedules "
-            f"to draw from rings of a run, got {sampler!r}. Functions do not travel."
-        ) from error
-    return description
-
-
-def _call_of(sampler: Sampler) -> str:
-    """The call that makes a sampler again, where beta may be a function.
-
-    Weights are the learner's alone, and so is their exponent: it does not travel.
-    """
-    inner, text = sampler.parts[0] if sampler.parts else sampler, repr(sampler)
-    beta = (getattr(inner, "joint_settings", None) or {}).get("beta")
-    return text.replace(f"beta={beta!r}", "beta=1.0") if callable(beta) else text
-
-
-def _from_call(node: ast.expr) -> Any:
-    function = node.func if isinstance(node, ast.Call) else node
-    if isinstance(function, ast.Attribute):
-        return _from_numpy(node, function)
-    if not isinstance(node, ast.Call):
-        return ast.literal_eval(node)
-    if not isinstance(node.func, ast.Name) or node.func.id not in CLASSES:
-        raise ValueError(ast.unparse(node))
-    name = node.func.id
-    own = LEARNERS_OWN.get(name, ())
-    return {
-        "class": name,
-        "arguments": {
-            str(keyword.arg): _from_call(keyword.value)
-            for keyword in node.keywords
-            if keyword.arg not in own
-        },
-    }
-
-
-def _from_numpy(node: ast.expr, function: ast.Attribute) -> Any:
-    """The plain value of what numpy prints: ``np.float64(0.6)``, or ``np.True_``."""
-    named = getattr(np, function.attr, None)
-    if ast.unparse(function.value) != "np":
-        raise ValueError(ast.unparse(node))
-    if isinstance(named, np.bool):
-        return bool(named)
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(named, type)
-        and issubclass(named, np.integer | np.floating)
-    ):
-        return named(*map(ast.literal_eval, node.args)).item()
-    raise ValueError(ast.unparse(node))
+    refuse_alone([sampler], "a run of several rings", ranks=True)
+    return _described(sampler)
 
 
 def describe_transforms(transforms: Sequence[Transform]) -> list[Description]:
     """Describe transforms for the processes that hold the rings.
 
     Raises:
-        SchemaError: One is not of this package, or has a function.
+        SchemaError: One does not say that it can be described, or has a function.
     """
     return [_described(transform) for transform in transforms]
 
 
-def _described(transform: object) -> Description:
-    name = type(transform).__name__
-    if type(transform) not in TRANSFORMS or not is_dataclass(transform):
+def _may_be_made(kind: object) -> bool:
+    return isinstance(kind, type) and getattr(kind, "described", False) is True
+
+
+def _described(thing: Any) -> Description:
+    kind = type(thing)
+    if not _may_be_made(kind):
         raise SchemaError(
-            f"transforms of rings on other nodes must be of mmreplay and without a "
-            f"function, got {name}. Apply functions to the batches instead."
+            "samplers and transforms of rings on other nodes must be of a class that says "
+            f"described = True, and without a function, got {kind.__name__}. Apply functions "
+            "to the batches instead."
+        )
+    if is_dataclass(thing):
+        arguments = {each.name: getattr(thing, each.name) for each in fields(thing) if each.init}
+    else:
+        local = traits_of(thing).local
+        settings = ask(thing, "settings")()
+        arguments = {name: value for name, value in settings.items() if name not in local}
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _class_of(name) is not kind:
+        raise SchemaError(
+            f"{kind.__name__} must be a class that the nodes of a run can import, got one of "
+            f"{kind.__module__}. Put it into a module that is installed on all of them."
         )
     return {
         "class": name,
         "arguments": {
-            field.name: _plain(getattr(transform, field.name), name, field.name)
-            for field in fields(transform)
-            if field.init
+            each: _plain(value, kind.__name__, each) for each, value in arguments.items()
         },
     }
 
 
+def _class_of(name: str) -> object:
+    """What a name is of in this process; None where there is no such thing."""
+    module, _, path = name.partition(":")
+    if module == "__main__":
+        # It is another module in each process.
+        return None
+    try:
+        found: object = reduce(getattr, path.split("."), import_module(module))
+    except Exception:
+        return None
+    return found
+
+
 def _plain(value: Any, who: str, argument: str) -> Any:
     """A value as numbers, strings, lists, dicts and arrays."""
-    if value is None or isinstance(value, bool | int | float | str | np.ndarray):
-        return value
     if isinstance(value, np.generic):
         return value.item()
+    if value is None or isinstance(value, bool | int | float | str | np.ndarray):
+        return value
     if isinstance(value, np.dtype):
         return value.name
     if isinstance(value, list | tuple):
         return [_plain(each, who, argument) for each in value]
     if isinstance(value, Mapping):
         return {"mapping": {str(k): _plain(v, who, argument) for k, v in value.items()}}
+    if _may_be_made(type(value)):
+        return _described(value)
     raise SchemaError(
         f"{argument} of {who} must be a number, a string or an array where rings are "
-        f"on other nodes, got {shown(value)}. Store it as a field, or apply the "
-        "function to the batches."
+        f"on other nodes, got {shown(value)}. Functions do not travel: use a LinearSchedule, "
+        "store a field, or apply the function to the batches."
     )
 
 
@@ -208,16 +120,17 @@ def make(description: Description) -> Any:
     """Make what a description is of.
 
     Raises:
-        SchemaError: It describes nothing of this package.
+        SchemaError: It describes nothing that may be made here.
     """
     name = description.get("class")
-    if name not in CLASSES:
+    kind = _class_of(name) if isinstance(name, str) else None
+    if not isinstance(kind, type) or not _may_be_made(kind):
         raise SchemaError(
-            f"class must be one of {sorted(CLASSES)}, got {shown(name)}. Run the same "
-            "version of mmreplay on every node."
+            "class must be one that this node can import and that says described = True, "
+            f"got {shown(name)}. Have the same versions of mmreplay and of your own modules "
+            "on every node."
         )
-    arguments = {n: _made(value) for n, value in description["arguments"].items()}
-    return CLASSES[name](**arguments)
+    return kind(**{each: _made(value) for each, value in description["arguments"].items()})
 
 
 def _made(value: Any) -> Any:

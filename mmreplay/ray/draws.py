@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +44,9 @@ from mmreplay.format.ray_files import FrozenEpoch
 from mmreplay.ray.descriptions import Description, make, text_of
 from mmreplay.ray.epochs import NUM_EPOCHS, FrozenEpochs, at_epoch, frozen_now, unknown_epoch
 from mmreplay.ray.limits import counter_of
-from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.base import Draw, Sampler, ask, innermost, traits_of
 from mmreplay.samplers.divided import DrawAtShares
 from mmreplay.samplers.joint import JointWeights, Mass
-from mmreplay.samplers.prioritized import PriorityBasedSampler
 from mmreplay.transforms.base import Transform
 
 Array = NDArray[Any]
@@ -171,7 +170,7 @@ class _Ring:
     sampler: Sampler
     folder: Path
     epochs: dict[tuple[str, int], Sampler] = field(default_factory=dict)
-    prioritized: PriorityBasedSampler | None = field(init=False)
+    prioritized: Sampler | None = field(init=False)
 
     def __post_init__(self) -> None:
         # Found once: to ask what a sampler is took 4 % of a request.
@@ -214,6 +213,7 @@ class RingDraws:
         self.known: Masses = {}
         self._rings: dict[str, _Ring] = {}
         self._lock = threading.RLock()
+        self._by_ranks = traits_of(make(client["sampler"])).in_ranks
         if transforms is None:
             transforms = [make(each) for each in client["transforms"]]
         self._transforms = transforms
@@ -350,11 +350,11 @@ class RingDraws:
             if _is_gone(ring.buffer):
                 return count
             raise
-        dropped, sampler = 0, cast(PriorityBasedSampler, ring.sampler)
+        dropped, update = 0, ask(ring.sampler, "update_priorities")
         for each in updates:
             with view.lock:
                 try:
-                    dropped += sampler.update_priorities(
+                    dropped += update(
                         view, each["env_ids"], each["positions"], each["values"], each["mask"]
                     )
                 except StaleError:
@@ -393,9 +393,9 @@ class RingDraws:
                 # Its folder was deleted: the next look opens what is there by then.
                 return Mass(0.0, 0, np.inf, 0.0)
 
-    def _refuse(self, ring: _Ring, sampler: PriorityBasedSampler) -> None:
+    def _refuse(self, ring: _Ring, sampler: Sampler) -> None:
         """Refuse priorities in RAM: they are another process's, or would be lost."""
-        where, cause = sampler.where, sampler.priorities.column.cause
+        where, cause = sampler.where, ask(sampler, "priorities").column.cause
         # The next call looks again: the other process may have ended.
         renewed = make(self.client["sampler"])
         ring.prioritized = _prioritized(renewed)
@@ -457,9 +457,7 @@ class RingDraws:
 
     @property
     def _draws_epochs(self) -> bool:
-        description = self.client["sampler"]
-        inner = description["arguments"].get("sampler", description)
-        return isinstance(inner, dict) and inner.get("class") == "ShuffledSampler"
+        return self._by_ranks
 
     def freeze(self, name: str) -> tuple[Array, Array]:
         """Return stops and counts of the legal starts of a ring now.
@@ -649,7 +647,7 @@ class ShardDraws:
             if prioritized is None:
                 continue
             for name, numbers in draws.known.items():
-                key = prioritized.name or "in RAM"
+                key = getattr(prioritized, "name", None) or "in RAM"
                 sums.setdefault(name, {})[key] = numbers[0]
         return sums
 
@@ -661,10 +659,9 @@ class ShardDraws:
             each.draws.close()
 
 
-def _prioritized(sampler: Sampler) -> PriorityBasedSampler | None:
+def _prioritized(sampler: Sampler) -> Sampler | None:
     """The sampler, or the one inside it, that has priorities."""
-    inner = sampler.parts[0] if sampler.parts else sampler
-    return inner if isinstance(inner, PriorityBasedSampler) else None
+    return innermost(sampler) if traits_of(sampler).priorities else None
 
 
 def _is_removed(buffer: ReplayBuffer) -> bool:

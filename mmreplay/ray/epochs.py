@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.format import ray_files
 from mmreplay.format.ray_files import FrozenEpoch
-from mmreplay.samplers.base import RANKS, Sampler, State, View, innermost, traits_of
+from mmreplay.samplers.base import Sampler, State, View, innermost, traits_of
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.shuffled import EpochSnapshot, ShuffledSampler, share_of_rank
@@ -45,7 +45,7 @@ NUM_NAMES = 16
 
 def shuffled_in(sampler: Sampler) -> ShuffledSampler | None:
     """The sampler, or the one inside it, that draws epochs by ranks."""
-    if traits_of(sampler).divides != RANKS:
+    if not traits_of(sampler).in_ranks:
         return None
     # One of another class has the same names, as its traits say.
     return cast(ShuffledSampler, innermost(sampler))

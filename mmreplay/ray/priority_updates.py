@@ -19,9 +19,8 @@ from mmreplay.ray.client_stats import ClientStats, LostWarning
 from mmreplay.ray.draws import Update
 from mmreplay.ray.requests import Requests, number_of
 from mmreplay.ray.ring_table import KnownShard, RingTable
-from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.base import Sampler, traits_of
 from mmreplay.samplers.priority_store import Numbers, storable
-from mmreplay.samplers.sequence import SequenceSampler
 
 IDLE_S = 0.1
 """Priorities of a shard are sent by themselves where it had no request for so long."""
@@ -46,8 +45,12 @@ class PriorityUpdates:
         """
         self._sampler, self._table, self._stats = sampler, table, stats
         self._requests = requests
-        # Looked at once: to ask what kind a sampler is takes as long as to note rows.
-        self._windows = sampler if isinstance(sampler, SequenceSampler) else None
+        # Looked at once: to ask what a sampler is takes as long as to note rows.
+        traits = traits_of(sampler)
+        whole = traits.window_length
+        self._learned = traits.learned or (0, whole or 0)
+        first, stop = self._learned
+        self._lengths = () if whole is None else (whole, stop - first)
 
     def update(self, batch: Batch, values: ArrayLike) -> int:
         """Note priorities for the rings of a batch's steps.
@@ -116,10 +119,7 @@ class PriorityUpdates:
         """A copy of priorities, which are refused here where a shard would do so."""
         if values.dtype.kind not in "fiu" and values.size:
             raise SchemaError(f"priorities must be real numbers, got {values.dtype}. Cast them.")
-        windowed = self._windows
-        lengths: tuple[int, ...] = ()
-        if windowed is not None:
-            lengths = (windowed.window_length, windowed.length)
+        lengths = self._lengths
         fits = values.ndim == 1 or (values.ndim == 2 and values.shape[1] in lengths)
         if not fits or len(values) != count:
             windows = "".join(f" or [{count}, {n}]" for n in dict.fromkeys(lengths))
@@ -134,9 +134,7 @@ class PriorityUpdates:
         if batch.mask is not None:
             mask, width = as_numpy(batch.mask), shape[1]
             if mask.shape[1] != width:
-                assert windowed is not None
-                first = windowed.burn_in
-                mask = mask[:, first : first + width]
+                mask = mask[:, slice(*self._learned)]
         # A copy, as of priorities [B]: they are sent later, and the learner may use its
         # array again.
         numbers = np.zeros(shape, np.float32)

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Sampler, State
+from mmreplay.samplers.base import Sampler, State, ask, innermost
 
 
 def seed_of_rank(sampler: Sampler, seed: int | None, rank: int) -> int | None:
     """The seed of a learner's draws; by default that of the sampler, or inside it."""
     if seed is None:
-        inner = sampler.parts[0] if sampler.parts else sampler
-        generators = inner.generators()
-        seed = generators[0].seed if generators else None
+        inner = innermost(sampler)
+        generators = ask(inner, "generators")()
+        seed = generators[0].seed if generators else ask(inner, "settings")().get("seed")
     return _mixed(seed or 0, rank) if rank else seed
 
 

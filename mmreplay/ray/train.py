@@ -12,7 +12,7 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.loader.stream import ReplayStream, check_seeded
-from mmreplay.samplers.base import Sampler, checked, traits_of
+from mmreplay.samplers.base import Sampler, ask, checked, traits_of
 from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.transforms.base import Transform
 
@@ -102,7 +102,7 @@ def ranked_stream(
             f"{divided}, but this worker is rank {rank} of {num_ranks}. Leave out "
             "its rank and num_ranks."
         )
-    if num_ranks > 1 and isinstance(own, ShuffledSampler):
+    if num_ranks > 1 and traits_of(own).in_ranks and not ask(own, "parts"):
         check_seeded(own, num_ranks)
         state = own.state_dict()
         batches = state["batches"]

@@ -65,7 +65,8 @@ class Traits:
             once, or not at all, `ALONE`.
         local: Arguments that do not matter where the rows are: learners that differ in
             these alone share a sampler there, and its priorities.
-        learned_length: Steps of each window that may have priorities; None for all.
+        learned: First and one past the last step of each window that learners give
+            priorities to; None for all.
     """
 
     form: str | None = None
@@ -79,7 +80,17 @@ class Traits:
     distinct: bool = False
     divides: str = ALONE
     local: frozenset[str] = frozenset({"seed"})
-    learned_length: int | None = None
+    learned: tuple[int, int] | None = None
+
+    @property
+    def in_shares(self) -> bool:
+        """Whether a batch is divided by shares of masses."""
+        return self.divides == SHARES
+
+    @property
+    def in_ranks(self) -> bool:
+        """Whether an epoch is divided by the ranks of its steps."""
+        return self.divides == RANKS
 
     @property
     def shape(self) -> str | None:
@@ -250,6 +261,10 @@ class Sampler(Protocol):
             `draw` and says nothing it is `ALONE`.
         described: It may be made again of its class and `settings` in a process that
             another one asks to draw.
+        only_starts: A draw reads nothing of the rows but which are legal starts, and
+            stores nothing, or what it stores can be read without it.
+        where: Where it stores what it keeps of rows: ``"disk"``, or ``"RAM"`` and why;
+            None before the first draw, and of one that stores nothing.
     """
 
     epoch: int | None = None
@@ -261,6 +276,8 @@ class Sampler(Protocol):
     looked_up: str | None = None
     divides: str = SHARES
     described: bool = True
+    only_starts: bool = True
+    where: str | None = None
     _random: StepGenerator | None = None
     _step: int = 0
 
@@ -548,21 +565,11 @@ def declared_traits(sampler: Sampler) -> Traits:
         once = ends or any(part.once for part in inner)
     # A user's sampler may draw windows, or remember, without saying so.
     ours = type(sampler).__module__.startswith("mmreplay.")
-    form = ask(sampler, "form")
-    if not isinstance(form, str):
-        forms = {part.form for part in inner}
-        form = forms.pop() if len(forms) == 1 else None
-        # Around single steps it may lay windows.
-        if form in (None, STEPS):
-            known = ours and all(part.form == STEPS for part in inner)
-            form = STEPS if known else None
     # Windows of its parts are its own where all have the same.
-    windows = {
-        (part.form, part.window_length, part.first_only, part.learned_length) for part in inner
-    }
+    windows = {(part.form, part.window_length, part.first_only, part.learned) for part in inner}
     _, length, first_only, learned = windows.pop() if len(windows) == 1 else (None, None, (), None)
     return Traits(
-        form,
+        _declared_form(sampler, inner, ours),
         length,
         first_only,
         ends,
@@ -575,6 +582,20 @@ def declared_traits(sampler: Sampler) -> Traits:
         frozenset().union({"seed"}, *(part.local for part in inner)),
         learned,
     )
+
+
+def _declared_form(sampler: Sampler, inner: Sequence[Traits], ours: bool) -> str | None:
+    """What a sampler draws, by its word or by its parts."""
+    form = ask(sampler, "form")
+    if isinstance(form, str):
+        return form
+    forms = {part.form for part in inner}
+    common_form = forms.pop() if len(forms) == 1 else None
+    if common_form not in (None, STEPS):
+        return common_form
+    # Around single steps it may lay windows.
+    known = ours and all(part.form == STEPS for part in inner)
+    return STEPS if known else None
 
 
 def keeps_priorities(sampler: Sampler) -> bool:
@@ -647,25 +668,20 @@ class PrioritySampler(Protocol):
         """
 
 
-def given_settings(thing: Any) -> dict[str, Any]:
-    """The `settings` of a sampler but those that are the default of its constructor.
+def call_repr(sampler: Sampler) -> str:
+    """Text of the call that makes a sampler again, by its `settings`: its `repr`.
 
-    Left out are those by keyword alone, and those that are None.
+    Those that are the constructor's default are left out where they are given by
+    keyword alone, or are None.
     """
-    parameters = inspect.signature(type(thing)).parameters
-    given = {}
-    for name, value in ask(thing, "settings")().items():
+    parameters = inspect.signature(type(sampler)).parameters
+    arguments = []
+    for name, value in sampler.settings().items():
         parameter = parameters[name]
         plain = parameter.kind is parameter.KEYWORD_ONLY or value is None
         if not (plain and value == parameter.default):
-            given[name] = value
-    return given
-
-
-def call_repr(thing: Any) -> str:
-    """Text of the call that makes a sampler again: its `repr`."""
-    arguments = [f"{name}={value!r}" for name, value in given_settings(thing).items()]
-    return f"{type(thing).__name__}({', '.join(arguments)})"
+            arguments.append(f"{name}={value!r}")
+    return f"{type(sampler).__name__}({', '.join(arguments)})"
 
 
 def checked(sampler: object) -> Sampler:

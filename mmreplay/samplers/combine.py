@@ -662,8 +662,14 @@ class RestrictedSampler(NarrowingSampler):
         return traits_of(self.parts[0]).divides
 
     def settings(self) -> dict[str, Any]:
-        """The sampler alone: a restriction is of one buffer."""
-        return {"sampler": self.parts[0]}
+        """See `Sampler.settings`."""
+        return {"restriction": self._restriction, "sampler": self.parts[0]}
+
+    @property
+    def joint_settings(self) -> dict[str, Any]:
+        """Those of the sampler inside: each buffer may leave out what it will."""
+        settings: dict[str, Any] = ask(self.parts[0], "joint_settings")
+        return settings
 
     def __repr__(self) -> str:
         """Say what draws, and within what."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import RANKS, SHARES, Draw, Sampler, State, View, ask, traits_of
+from mmreplay.samplers.base import Draw, Sampler, State, View, ask, traits_of
 from mmreplay.samplers.joint import JointWeights, Numbers
 
 
@@ -69,16 +69,24 @@ def refuse_alone(samplers: Sequence[Sampler], asked: str, ranks: bool = False) -
         ranks: Whether an epoch can be divided by its ranks.
 
     Raises:
-        SchemaError: One is `ALONE`.
+        SchemaError: One cannot draw a batch in parts.
     """
-    legal = (SHARES, RANKS) if ranks else (SHARES,)
+
+    def divides(sampler: Sampler) -> bool:
+        traits = traits_of(sampler)
+        return traits.in_shares or (ranks and traits.in_ranks)
+
     for sampler in samplers:
-        if traits_of(sampler).divides not in legal:
-            raise SchemaError(
-                f"{called_sampler(sampler)} cannot draw a batch in parts, which {asked} "
-                "needs. Use one that can, such as UniformSampler, StratifiedSampler or "
-                "PrioritizedSampler, or a SequenceSampler around it."
-            )
+        if divides(sampler):
+            continue
+        name, inside = type(sampler).__name__, ask(sampler, "parts")
+        if len(inside) == 1 and not divides(inside[0]):
+            name = called_sampler(sampler)
+        raise SchemaError(
+            f"{name} cannot draw a batch in parts, which {asked} needs. Use one that can, "
+            "such as UniformSampler, StratifiedSampler or PrioritizedSampler, or a "
+            "SequenceSampler around it."
+        )
 
 
 def not_alike(samplers: Sequence[Sampler]) -> str | None:

@@ -116,6 +116,7 @@ class GroupSampler(Sampler):
     """
 
     form = GROUPS
+    only_starts = False
     looked_up: str
     _random: StepGenerator
 

@@ -112,7 +112,7 @@ class PriorityBasedSampler(Sampler):
         return self._options.name
 
     @property
-    def where(self) -> str | None:
+    def where(self) -> str | None:  # type: ignore[override]  # known after a draw
         """``"disk"``, or ``"RAM"`` and why; None before the first draw."""
         if self._priorities.home is None:
             return None

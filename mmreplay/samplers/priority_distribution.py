@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,8 @@ class LinearSchedule:
         0.7
         >>> sampler = mr.PrioritizedSampler(beta=beta)
     """
+
+    described: ClassVar[bool] = True
 
     start: float
     stop: float

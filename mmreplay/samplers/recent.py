@@ -354,6 +354,8 @@ def ignore_earliest(count: int, sampler: Sampler | None = None) -> RestrictedSam
 class _Earliest:
     """The restriction to all but the oldest rows."""
 
+    described = True
+
     def __init__(self, count: int) -> None:
         self._count = count
         self._last: tuple[View, View] | None = None
@@ -363,6 +365,9 @@ class _Earliest:
 
     def __repr__(self) -> str:
         return f"ignore_earliest({self._count})"
+
+    def settings(self) -> dict[str, Any]:
+        return {"count": self._count}
 
     def of(self, view: View) -> View:
         if self._last is None or self._last[0] is not view:

@@ -271,7 +271,7 @@ class SequenceSampler(WindowSampler):
             super().traits,
             window_length=self.window_length,
             first_only=tuple(sorted(set(self._first_only))),
-            learned_length=self.length,
+            learned=(self.burn_in, self.burn_in + self.length),
         )
 
     @property

@@ -85,6 +85,7 @@ class StalenessSampler(Wrapper):
         {9}
     """
 
+    only_starts = False
     looked_up: str
     _random: StepGenerator
 

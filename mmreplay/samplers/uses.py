@@ -402,6 +402,7 @@ class UseCounter(Wrapper):
         (2, 1)
     """
 
+    only_starts = False
     _random: StepGenerator
 
     def __init__(
@@ -510,7 +511,7 @@ class UseCounter(Wrapper):
         }
 
     @property
-    def where(self) -> str | None:
+    def where(self) -> str | None:  # type: ignore[override]  # known after a draw
         """Where counts are: ``"disk"``, or ``"RAM"`` and why; None before a draw."""
         return None if self._counts.home is None else self._counts.column.where
 

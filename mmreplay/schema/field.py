@@ -22,7 +22,7 @@ from mmreplay.schema.kinds import law_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
     from mmreplay.schema.kinds import Kind
 
@@ -60,6 +60,7 @@ class Field:
         max_length: The longest first axis where it varies, else None.
         kind: ``"array"``, or ``"text"`` and ``"bytes"``, whose values vary and are
             given and read as `str` and `bytes`.
+        law: What its values mean: how they are taken, counted and shown.
 
     Example:
         >>> mr.Field((84, 84), "uint8").nbytes
@@ -78,6 +79,7 @@ class Field:
     nbytes: int = field(init=False, repr=False, compare=False)
     max_length: int | None = field(default=None, kw_only=True)
     kind: Word = field(default="array", kw_only=True)
+    law: Kind = field(init=False, repr=False, compare=False)
 
     # Written out rather than generated, so that a caller may give any dtype and
     # shape that numpy would take, and a reader still finds a name and a tuple.
@@ -197,11 +199,6 @@ class Field:
         """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
         return self.law.describe(self)
 
-    @property
-    def law(self) -> Kind:
-        """What its values mean: how they are taken, counted, compared and shown."""
-        return law_of(self)
-
     def __repr__(self) -> str:
         if self.kind != "array":
             return f"Field.{self.kind}(max_bytes={self.max_length})"
@@ -221,24 +218,40 @@ class Field:
         for name, value in zip(names, [*state, None, "array"][:8], strict=True):
             object.__setattr__(self, name, value)
 
-    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> Any:
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Kind:
+            """Choose the kind when it is first asked for; later it is found without."""
+            if name != "law":
+                raise AttributeError(
+                    f"'Field' object has no attribute {name!r}", name=name, obj=self
+                )
+            law = law_of(self)
+            object.__setattr__(self, "law", law)
+            return law
+
+    def convert(self, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
         """Validate one incoming value and cast it to this field.
 
         Args:
             value: Array, scalar, list or torch tensor ``[*lead, *shape]``. For a
-                bfloat16 field uint16 arrays are its bits. Of a field that varies one
-                value for each place of `lead`; see `convert_varying`.
+                bfloat16 field uint16 arrays are its bits.
             path: The field's path, as messages name it.
             lead: Leading axes, such as environments.
 
         Returns:
             Array of dtype `numpy` ``[*lead, *shape]``; the argument or its memory
-            where nothing is to be cast. `Ragged` of shape `lead` where it varies.
+            where nothing is to be cast.
 
         Raises:
             SchemaError: Its shape differs, or the cast could lose what was not
-                meant to be lost.
+                meant to be lost; or the field varies.
         """
+        if self.varies:
+            raise SchemaError(
+                f"field {path!r} varies from step to step, so its values make no array "
+                "of one shape. Pass them to add or extend."
+            )
         # Most values come as they are stored, whatever they mean.
         if (
             type(value) is np.ndarray
@@ -246,7 +259,8 @@ class Field:
             and value.shape == lead + self.shape
         ):
             return value
-        return self.law.convert(self, value, path, lead)
+        column: NDArray[np.generic] = self.law.convert(self, value, path, lead)
+        return column
 
 
 def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:

@@ -2,8 +2,9 @@
 
 Each field has a *kind*, ``field.law``. Whoever reads, shows or converts values asks it,
 and needs no list of the kinds that there are. A new one is a class here, or a subclass
-of one of these in `KINDS` before the others; how its values are stored stays what the
-field's dtype and shape say, so that files do not know of it.
+of one of these that stands in `KINDS` before the others before fields are asked; how
+its values are stored stays what the field's dtype and shape say, so that files do not
+know of it.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class Fixed:
 
     def numbers(self, field: Field, column: Column) -> NDArray[Any] | None:
         """The values themselves."""
-        return np.asarray(column)
+        numbers: NDArray[Any] = column
+        return numbers
 
     def integers(self, field: Field) -> bool:
         """By the dtype."""

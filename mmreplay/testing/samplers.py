@@ -29,14 +29,11 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.episodes import FINAL
-from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import DurabilityWarning, EmptyError, FormatError, SchemaError, StaleError
 from mmreplay.samplers.base import (
-    ALONE,
     GROUPS,
     PADDED,
     RAGGED,
-    RANKS,
     STEPS,
     Draw,
     Sampler,
@@ -50,9 +47,7 @@ from mmreplay.samplers.base import (
 from mmreplay.samplers.combine import MixtureSampler, state_of
 from mmreplay.samplers.holding import Claims
 from mmreplay.samplers.joint import DrawPlan
-from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.recent import ignore_earliest
-from mmreplay.samplers.shuffled import share_of_rank
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.uses import counters_in
 from mmreplay.schema import Field, Schema
@@ -1017,8 +1012,8 @@ def joint_draws_as_alone(case: SamplerCase) -> None:
     windows, and each step as often; by ranks each step once. The steps drawn are not
     the same, since a plan over several buffers takes other random numbers.
     """
-    divides = traits_of(case.sampler()).divides
-    if divides == ALONE:
+    traits = traits_of(case.sampler())
+    if not traits.in_shares and not traits.in_ranks:
         return
     kinds, capacity = KINDS[JOINT_KIND]
     with case.buffer(JOINT_KIND) as whole, ExitStack() as stack:
@@ -1030,19 +1025,19 @@ def joint_draws_as_alone(case: SamplerCase) -> None:
         ]
         views = [buffer.view for buffer in buffers]
         sampler, parts = case.sampler(3), [case.sampler(3) for _ in buffers]
-        if divides == RANKS:
-            check_ranks(case, sampler, whole.view, parts, views)
+        if traits.in_ranks:
+            check_ranks(sampler, whole.view, parts, views)
             return
-        firsts = np.array([envs[0] for envs in JOINT_PARTS])
-        if traits_of(sampler).priorities:
+        if traits.priorities:
+            firsts = [0, *(envs[0] for envs in JOINT_PARTS)]
             for each, view, first in zip(
-                [sampler, *parts], [whole.view, *views], [0, *firsts], strict=True
+                [sampler, *parts], [whole.view, *views], firsts, strict=True
             ):
-                ids, positions = view.start_at(np.arange(num_legal(view)))
+                ids, positions = view.start_at(np.arange(len(legal_starts(view))))
                 values = (1.0 + ids + first) * (1.0 + positions % 7)
                 ask(each, "update_priorities")(view, ids, positions, values)
         alone, joint = LawOfDraws("one buffer"), LawOfDraws("several buffers as one")
-        random = StepGenerator(11)
+        random = np.random.default_rng(11)
         for step in range(JOINT_BATCHES):
             mass = ask(sampler, "mass")(whole.view, step)
             draw = case.draw(sampler, whole.view, JOINT_SIZE)
@@ -1050,27 +1045,39 @@ def joint_draws_as_alone(case: SamplerCase) -> None:
                 return
             weights = ask(sampler, "joint_weights")(step, [mass]).of(draw.probabilities)
             alone.note(draw, weights)
-            masses = [
-                ask(part, "mass")(view, step) for part, view in zip(parts, views, strict=True)
-            ]
-            points = ask(parts[0], "points")(random.shares(step, JOINT_SIZE))
-            plan = DrawPlan.of(np.array([each.total for each in masses]), points)
-            drawn = []
-            for part, view, first, fraction, shares in zip(
-                parts, views, firsts, plan.fractions, plan.shares, strict=True
-            ):
-                if len(shares):
-                    one = ask(part, "draw_at")(view, shares.copy())
-                    probabilities = one.probabilities * fraction
-                    drawn.append(
-                        replace(one, env_ids=one.env_ids + first, probabilities=probabilities)
-                    )
-            every = np.concatenate([one.probabilities for one in drawn])
-            weights = ask(parts[0], "joint_weights")(step, masses).of(every)
-            stops = np.cumsum([len(one) for one in drawn])[:-1]
-            for one, own in zip(drawn, np.split(weights, stops), strict=True):
-                joint.note(replace(one, weights=own), own)
+            shares = random.random(JOINT_SIZE)
+            for one in drawn_as_one(parts, views, step, shares):
+                joint.note(one, one.weights)
         alone.compare(joint)
+
+
+def drawn_as_one(
+    parts: Sequence[Sampler], views: Sequence[View], step: int, numbers: NDArray[np.float64]
+) -> list[Draw]:
+    """The draws of a batch from several buffers as from one, of each that has steps.
+
+    Args:
+        parts: The sampler of each.
+        views: Of each, with the environments of `JOINT_PARTS`.
+        step: The batch's.
+        numbers: float64 ``[B]``, in ``[0, 1)``.
+    """
+    masses = [ask(part, "mass")(view, step) for part, view in zip(parts, views, strict=True)]
+    points = ask(parts[0], "points")(numbers)
+    plan = DrawPlan.of(np.array([each.total for each in masses]), points)
+    drawn = []
+    for number, shares in enumerate(plan.shares):
+        if len(shares):
+            draw: Draw = ask(parts[number], "draw_at")(views[number], shares.copy())
+            draw.env_ids = draw.env_ids + JOINT_PARTS[number][0]
+            draw.probabilities = draw.probabilities * plan.fractions[number]
+            drawn.append(draw)
+    every = np.concatenate([draw.probabilities for draw in drawn])
+    weights = ask(parts[0], "joint_weights")(step, masses).of(every)
+    stops = np.cumsum([len(draw) for draw in drawn])[:-1]
+    for draw, own in zip(drawn, np.split(weights, stops), strict=True):
+        draw.weights = own
+    return drawn
 
 
 class LawOfDraws:
@@ -1136,18 +1143,18 @@ class LawOfDraws:
 
 
 def check_ranks(
-    case: SamplerCase, sampler: Sampler, view: View, parts: Sequence[Sampler], views: Sequence[View]
+    sampler: Sampler, view: View, parts: Sequence[Sampler], views: Sequence[View]
 ) -> None:
     """Refuse ranks that do not draw each step of an epoch once."""
     drawn: Counter[Step] = Counter()
     for part, own, envs in zip(parts, views, JOINT_PARTS, strict=True):
         total = int(ask(part, "mass")(own, 0).total)
         if total:
-            shares = share_of_rank(np.arange(total), total)
+            shares = (np.arange(total) + 0.5) / total
             draw = ask(part, "draw_at")(own, shares)
             drawn.update(pairs(draw.env_ids + envs[0], draw.positions))
     total = int(ask(sampler, "mass")(view, 0).total)
-    shares = share_of_rank(np.arange(total), total)
+    shares = (np.arange(total) + 0.5) / total
     epoch = Counter(steps_of(ask(sampler, "draw_at")(view, shares)))
     if drawn != epoch or max(epoch.values()) > 1:
         raise ContractError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,8 @@ class LambdaReturn:
         [2.25, 1.0]
     """
 
+    described: ClassVar[bool] = True
+
     gamma: float
     lam: float = 0.95
     value: str | ValueFunction = "value"
@@ -150,6 +152,8 @@ class GAE:
         >>> batch["advantage"].tolist(), batch["value_target"].tolist()
         ([-1.75, -3.0], [2.25, 1.0])
     """
+
+    described: ClassVar[bool] = True
 
     gamma: float
     lam: float = 0.95

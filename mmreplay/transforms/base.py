@@ -228,7 +228,9 @@ class Transform(Protocol):
 
     A value: it can be pickled, and all its randomness follows from the draw's key. One
     that needs next observations has an attribute `reads_next` that is true, and is
-    refused beside `WithoutNext`.
+    refused beside `WithoutNext`. A dataclass whose batches depend on nothing but its
+    fields and the rows may say ``described = True``: it is made again of its fields, in
+    processes that another one asks to draw.
     """
 
     def bind(self, outline: Outline) -> Bound:

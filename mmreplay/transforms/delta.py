@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import under
@@ -42,6 +43,8 @@ class Delta:
         >>> buffer.sample(32)["delta"].shape  # next_observation - observation
         (32, 4)
     """
+
+    described: ClassVar[bool] = True
 
     paths: str | Sequence[str] | None = None
     name: str = "delta"

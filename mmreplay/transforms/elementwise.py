@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -95,6 +96,8 @@ class Cast:
         dtype('float16')
     """
 
+    described: ClassVar[bool] = True
+
     dtype: DTypeLike
     paths: str | Sequence[str] | None = None
     scale: float = 1.0
@@ -177,6 +180,8 @@ class OneHot:
         >>> buffer.sample(32)["action"].shape
         (32, 2)
     """
+
+    described: ClassVar[bool] = True
 
     num_classes: int
     path: str | None = None

@@ -398,5 +398,4 @@ def _as_rewards(
             f"HER reward_fn must return numbers {list(expected)}, got "
             f"{made.dtype}{list(made.shape)}. Compute all rewards at once, as arrays."
         )
-    rewards: NDArray[np.generic] = field.convert(made, "reward", expected[:1])
-    return rewards.reshape(*shape, *field.shape)
+    return field.convert(made, "reward", expected[:1]).reshape(*shape, *field.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,6 +60,8 @@ class Normalize:
         ... )
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[normalize])
     """
+
+    described: ClassVar[bool] = True
 
     means: Mapping[str, ArrayLike]
     stds: Mapping[str, ArrayLike]

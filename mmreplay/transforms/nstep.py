@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,8 @@ class NStep:
         >>> batch["reward"].shape, batch["discount"].shape
         ((32,), (32,))
     """
+
+    described: ClassVar[bool] = True
 
     n: int
     gamma: float

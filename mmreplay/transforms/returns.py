@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,8 @@ class DiscountedReturn:
         >>> buffer.sample(32)["discounted_return"].shape
         (32,)
     """
+
+    described: ClassVar[bool] = True
 
     gamma: float
     default: float = math.nan

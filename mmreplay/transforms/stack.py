@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ class FrameStack:
         >>> buffer.sample(32)["observation"].shape
         (32, 4, 4)
     """
+
+    described: ClassVar[bool] = True
 
     k: int
     paths: str | Sequence[str] | None = None
@@ -204,6 +206,8 @@ class ActionHistory:
         >>> buffer.sample(32)["action_history"].shape
         (32, 3)
     """
+
+    described: ClassVar[bool] = True
 
     k: int
     path: str | None = None

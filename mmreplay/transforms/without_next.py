@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from mmreplay.transforms.base import Bound, Layer
 from mmreplay.transforms.base_steps import BaseSteps
@@ -28,6 +29,8 @@ class WithoutNext:
         >>> "next_observation" in buffer.sample(32)
         False
     """
+
+    described: ClassVar[bool] = True
 
     def bind(self, outline: Outline) -> Bound:
         """Leave the next observations out; see `Transform.bind`."""

@@ -94,13 +94,21 @@ def cents():
         yield kind
 
 
-SCHEMA = {
-    "observation": {"day": mr.Field((), "int64", exact=True), "count": mr.Field((), "int64")},
-    "action": mr.Field((2,), "float32"),
-    "reward": mr.Field((), "float32"),
-    "terminated": mr.Field((), "bool"),
-    "truncated": mr.Field((), "bool"),
-}
+def schema(**fields):
+    """Made anew: a field keeps the kind that it had when it was first asked."""
+    day = mr.Field((), "int64", exact=True)
+    return mr.Schema(
+        {
+            "observation": {"day": day, "count": mr.Field((), "int64")},
+            "action": mr.Field((2,), "float32"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+            **fields,
+        }
+    )
+
+
 DATES = [FIRST + timedelta(days=number * number) for number in range(ROWS)]
 NUMBERS = [(day - date(1970, 1, 1)).days for day in DATES]
 TEXTS = [day.isoformat() for day in DATES]
@@ -118,9 +126,7 @@ def step(number, day):
 
 def make(path, **options):
     """A closed buffer: dates one by one, all at once, and as the numbers they are."""
-    with mr.ReplayBuffer.create(
-        path, mr.Schema(SCHEMA), 64, commit_every=None, **options
-    ) as buffer:
+    with mr.ReplayBuffer.create(path, schema(), 64, commit_every=None, **options) as buffer:
         for number in range(8):
             buffer.add(step(number, DATES[number]))
         some = range(8, 16)
@@ -203,6 +209,11 @@ def test_the_page_shows_dates_and_draws_days(path):
         [field] = [each for each in overview["fields"] if each["path"] == "observation/day"]
         assert (field["dtype"], field["varies"], field["image"]) == ("date", False, None)
         assert (field["low"], field["high"]) == (NUMBERS[0], NUMBERS[-1])
+        assert (field["low_text"], field["high_text"], field["integer"]) == (
+            TEXTS[0],
+            TEXTS[-1],
+            True,
+        )
         assert not [check for check in overview["checks"] if check["level"] == "bad"]
         answer = page.answer("/api/b/0/curve", f"env=0&first=0&stop={ROWS}&field=observation/day")
         facts, body = unpack(answer.body)
@@ -279,8 +290,8 @@ def test_transforms_compute_with_days(path):
 def paid(tmp_path, cents):
     """Rewards of 0.5, 1.5 and so on, beside observations of quarters."""
     money = mr.Field((), "int64", exact=True)
-    schema = SCHEMA | {"observation": mr.Field((2,), "int64", exact=True), "reward": money}
-    with mr.ReplayBuffer.create(tmp_path / "paid", mr.Schema(schema), 64) as buffer:
+    made = schema(observation=mr.Field((2,), "int64", exact=True), reward=money)
+    with mr.ReplayBuffer.create(tmp_path / "paid", made, 64) as buffer:
         for number in range(ROWS):
             amounts = {"observation": np.array([number / 4, number]), "reward": number + 0.5}
             buffer.add(step(number, None) | amounts)

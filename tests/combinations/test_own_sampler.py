@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.page.draws import draw_steps, parse_sampler
+from mmreplay.page.requests import Refusal
+from mmreplay.page.shown import ShownBuffer
 from mmreplay.testing import check_sampler
 from tests.combinations.own_sampler import ThirdsSampler
 from tests.samplers.frequencies import assert_distribution
@@ -108,6 +111,26 @@ def test_windows_around_it_begin_by_its_law():
         batch = both.sample(64)
         drawn += batch["uid"][:, 0].tolist()
     assert_distribution(drawn, law)
+
+
+def test_the_page_draws_its_law(tmp_path):
+    made(40, None, path=tmp_path / "b").close()
+    _, law = several((40,))
+    drawn = []
+    for seed in range(30):
+        answer = draw_steps(ShownBuffer(tmp_path / "b"), "ThirdsSampler(heavy=5.0)", seed)
+        assert (answer["seed"], answer["count"]) == (seed, 256)
+        drawn += answer["positions"].tolist()
+        expected = [law[position] for position in answer["positions"].tolist()]
+        np.testing.assert_allclose(answer["probabilities"], expected)
+    assert_distribution(drawn, law)
+    answer = draw_steps(ShownBuffer(tmp_path / "b"), "SequenceSampler(2, ThirdsSampler())", 0)
+    assert answer["form"] == "windows of 2 steps"
+
+
+def test_the_page_draws_nothing_of_which_it_does_not_know_what_it_does():
+    with pytest.raises(Refusal, match="Uneven cannot draw a batch in parts, which the page needs"):
+        parse_sampler("Uneven()", 0)
 
 
 def test_other_arguments_are_another_law():

@@ -285,7 +285,9 @@ class OldestSampler(Oldest, Sampler):
 
 @pytest.mark.parametrize("sampler", [Oldest(), OldestSampler()])
 def test_a_sampler_without_a_seed_takes_none_of_a_client(run, sampler):
-    with pytest.raises(SchemaError, match=r"^Oldest.* draws from one .* has 2 rings"):
+    with pytest.raises(
+        SchemaError, match=r"^Oldest.* cannot draw a batch in parts, .* with 2 rings"
+    ):
         ReplayClient(run, sampler)
     run.known.pop().draws.close()
     with ReplayClient(run, sampler, batch_size=4, num_ranks=2) as client:
@@ -302,7 +304,7 @@ def test_a_sampler_without_a_seed_takes_none_of_a_client(run, sampler):
     [
         mr.RankPrioritizedSampler(),
         mr.DistinctSampler(),
-        mr.StratifiedSampler(),
+        mr.StratifiedSampler(stratified=False),
         mr.EpisodeSampler(),
         mr.MixtureSampler([(mr.UniformSampler(), 1)]),
         mr.EmphasizeRecentSampler(10),
@@ -312,10 +314,12 @@ def test_a_sampler_without_a_seed_takes_none_of_a_client(run, sampler):
 )
 def test_other_samplers_are_refused_by_name_over_several_rings(run, sampler):
     name = type(sampler).__name__
-    with pytest.raises(SchemaError, match=rf"^{name} draws from one .* has 2 rings"):
+    with pytest.raises(
+        SchemaError, match=rf"^{name} cannot draw a batch in parts, .* with 2 rings"
+    ):
         ReplayClient(run, sampler)
     run.known.pop(0).draws.close()
-    with pytest.raises(SchemaError, match=rf"^{name} draws from one .* on 's1'"):
+    with pytest.raises(SchemaError, match=rf"^{name} cannot draw .* with its ring on 's1'"):
         ReplayClient(run, sampler)
 
 

@@ -17,6 +17,7 @@ ray = pytest.importorskip("ray")
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError, LockedError, SchemaError  # noqa: E402
 from mmreplay.ray.client import RayShard  # noqa: E402
+from tests.combinations.own_sampler import ThirdsSampler  # noqa: E402
 from tests.on_ray.actors import ask, kill, shard, writing  # noqa: E402
 from tests.on_ray.rows import SCHEMA, check  # noqa: E402
 from tests.waits import WAIT_S, until  # noqa: E402
@@ -263,6 +264,19 @@ def test_a_node_without_a_label_comes_back_under_its_host(run_name, cluster, tmp
             cluster.wait_dead(str(node.node_id))
 
 
+def test_a_sampler_of_a_user_s_own_draws_by_its_law_from_both(two):
+    run, _ = two
+    with mr.ray.ReplayClient(run, ThirdsSampler(0), batch_size=64) as client:
+        batches = list(islice(client, 60))
+    for batch in batches:
+        check(batch)
+    rings = np.concatenate([batch.buffer_ids for batch in batches])
+    positions = np.concatenate([batch.positions for batch in batches])
+    assert set(rings.tolist()) == {0, 1}
+    # 5 of 7 on average; of 3,840 draws, by 0.0073 of a standard deviation.
+    assert abs(np.mean(positions % 3 == 0) - 5 / 7) < 6 * 0.0073
+
+
 def test_a_straggler_is_left_out_of_its_batches(two):
     run, _ = two
     options = {"batch_size": 64, "straggler_s": 0.3, "lost_s": 60}
@@ -351,7 +365,7 @@ def test_transforms_run_on_the_node_of_the_ring(two):
         mr.ray.ReplayClient(run, mr.UniformSampler(0), [mr.Apply(dict)])
     with pytest.raises(SchemaError, match="reward"):
         mr.ray.ReplayClient(run, mr.UniformSampler(0), [mr.NStep(3, gamma=0.9)])
-    with pytest.raises(SchemaError, match=r"^RankPrioritizedSampler .* has 2 rings"):
+    with pytest.raises(SchemaError, match=r"^RankPrioritizedSampler .* with 2 rings"):
         mr.ray.ReplayClient(run, mr.RankPrioritizedSampler())
 
 

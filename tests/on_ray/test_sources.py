@@ -25,6 +25,7 @@ from mmreplay.ray.client_stats import LostWarning
 from mmreplay.ray.cluster import ALIVE, RESTARTING
 from mmreplay.ray.sources import RingsSource
 from mmreplay.storage.gather import SharedArrays
+from tests.combinations.own_sampler import ThirdsSampler
 from tests.on_ray.rings import SCHEMA, Run, Shard, ring
 from tests.samplers.frequencies import assert_distribution
 from tests.waits import until
@@ -111,6 +112,68 @@ def test_one_ring_draws_what_the_local_sampler_draws(
         new = rng.random(64)
         local.update_priorities(expected, new)
         source.update_priorities(batch, new)
+    local.close()
+
+
+def law_of_thirds(sizes):
+    """Probability of each row by `ThirdsSampler`, of the row's own number."""
+    masses = {
+        100 * ring + position: 1.0 if position % 3 else 5.0
+        for ring, size in enumerate(sizes)
+        for position in range(size)
+    }
+    total = sum(masses.values())
+    return {number: mass / total for number, mass in masses.items()}
+
+
+LAWS = {
+    "a user's own": (lambda: ThirdsSampler(0), law_of_thirds),
+    "as many of each environment": (
+        lambda: mr.StratifiedSampler(0),
+        lambda sizes: {
+            100 * ring + position: 1 / len(sizes) / size
+            for ring, size in enumerate(sizes)
+            for position in range(size)
+        },
+    ),
+    "not the oldest": (
+        lambda: mr.ignore_earliest(2, mr.UniformSampler(0)),
+        lambda sizes: {
+            100 * ring + position: 1 / (sum(sizes) - 2 * len(sizes))
+            for ring, size in enumerate(sizes)
+            for position in range(2, size)
+        },
+    ),
+}
+
+
+@LOCAL
+@pytest.mark.parametrize("name", LAWS)
+def test_each_law_of_shares_is_that_of_one_ring_with_all_rows(make, here, name):
+    sampler, law = LAWS[name]
+    sizes = (30, 12, 3)
+    source, _ = make(
+        [np.arange(size) + 100 * ring for ring, size in enumerate(sizes)], sampler(), here=here
+    )
+    expected, drawn = law(sizes), []
+    for _ in range(100):
+        batch = sample(source, 64)
+        numbers = batch["n"].tolist()
+        drawn += numbers
+        np.testing.assert_allclose(batch.probabilities, [expected[n] for n in numbers])
+        np.testing.assert_array_equal(batch.weights, np.ones(64, np.float32))
+    assert_distribution(drawn, expected)
+
+
+@LOCAL
+def test_one_ring_draws_what_a_user_s_own_sampler_draws(make, tmp_path, here):
+    path = ring(tmp_path / "local", np.arange(300))
+    local = mr.ReplayBuffer.open(path, sampler=ThirdsSampler(3))
+    source, _ = make([np.arange(300)], ThirdsSampler(3), here=here)
+    for _ in range(10):
+        expected, batch = local.sample(50), sample(source, 50)
+        np.testing.assert_array_equal(batch["n"], expected["n"])
+        np.testing.assert_array_equal(batch.probabilities, expected.probabilities)
     local.close()
 
 

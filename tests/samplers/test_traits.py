@@ -58,11 +58,11 @@ LEAVES = {
     ),
     "windows": (
         lambda: windows(first_only=["version", "uid"], burn_in=2),
-        Traits("windows of 5 steps", 5, ("uid", "version"), divides=SHARES, learned_length=3),
+        Traits("windows of 5 steps", 5, ("uid", "version"), divides=SHARES, learned=(2, 5)),
     ),
     "epochs of windows": (
         lambda: windows(mr.ShuffledSampler()),
-        replace(EPOCH, form="windows of 3 steps", window_length=3, learned_length=3),
+        replace(EPOCH, form="windows of 3 steps", window_length=3, learned=(0, 3)),
     ),
     "padded": (mr.EpisodeSampler, Traits(PADDED)),
     "ragged": (lambda: mr.EpisodeSampler(layout="ragged"), Traits(RAGGED)),

@@ -295,7 +295,7 @@
 
     function valueText(path, components) {
       if (typeof components === "string") return components; // of a value that varies
-      const isWhole = /^u?int/.test(fieldOf.get(path)?.dtype);
+      const isWhole = fieldOf.get(path)?.integer;
       const one = (value) => {
         if (typeof value === "boolean") return value ? "yes" : "no";
         if (value == null) return "not finite";

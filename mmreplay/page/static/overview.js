@@ -471,8 +471,8 @@
         el("td", { class: "mono" }, field.dtype),
         el("td", { class: "mono shape" }, field.shape.length ? field.shape.join(" × ") : "scalar"),
         el("td", {}, field.role ? el("span", { class: "tag role" }, field.role) : "", " ", bad),
-        el("td", { class: "num" }, limit(field, field.low)),
-        el("td", { class: "num" }, limit(field, field.high)),
+        el("td", { class: "num" }, field.low_text ?? limit(field, field.low)),
+        el("td", { class: "num" }, field.high_text ?? limit(field, field.high)),
         el("td", { class: "num" }, count(field.row_nbytes)),
         el("td", { class: "num" }, share(field.row_nbytes / total)),
       );
