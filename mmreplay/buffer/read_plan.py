@@ -292,7 +292,7 @@ class ReadPlan:
         if self._records is not None and sums.discount is not None:
             made.append(sums.discount)
             self._discount = None
-        self._packed = tables.numbered(made)
+        self._packed = tuple(tables.numbered(made).items())
         record = record_layout(store.schema).record
         here = self._discount is not sums.discount
         self._layout = ColumnLayouts(record, tables.layout, tables.summed, here)
@@ -330,7 +330,7 @@ class ReadPlan:
                 self._layout,
                 self._sums.powers,
             )
-            for into, numbered in self._packed.items():
+            for into, numbered in self._packed:
                 target = found[into]
                 for number, key in numbered:
                     target[key] = packed[number]
@@ -361,7 +361,8 @@ class ReadPlan:
             found[want.into][want.key] = array
         if self._added or self._discount is not None:
             self._sum(positions, rows_found[1], ends[0], found)
-        fields = found.pop(BATCH)
+        fields = found[BATCH]
+        del found[BATCH]  # by no call, of which small batches make few
         return FoundRows(rows_found, ends[0], fields, found)
 
     def _sum(
@@ -369,12 +370,12 @@ class ReadPlan:
         positions: Ids,
         last: Ids,
         terminated: NDArray[np.bool_],
-        found: Mapping[Where, Fields],
+        columns: Mapping[Where, Fields],
     ) -> None:
         """Sum fields that no records hold, and make the discount if none did."""
-        sums, fields = self._sums, found[BATCH]
+        sums, fields = self._sums, columns[BATCH]
         for path in self._added:
-            values = np.ascontiguousarray(found[sums.where][path])
+            values = np.ascontiguousarray(columns[sums.where][path])
             shape = (len(positions), *values.shape[2:])
             total = np.empty(shape, sums.dtypes[path])
             _kernel.weighted_sums(

@@ -380,7 +380,7 @@ def open_plain(
         FormatError: Columns differ between files, or take too much memory.
     """
     notes = Notes()
-    files = _PartFiles(paths, allow_expansion)
+    files = _TableFiles(paths, allow_expansion)
     types, expanding = files.common.types, files.expanding
     files.common.note(notes)
     with closing(ParquetFile(files.begin, types)) as file:
@@ -407,13 +407,13 @@ def open_plain(
 def _note_left_out(
     notes: Notes,
     types: Mapping[str, Any],
-    held: set[str],
+    fields: set[str],
     uneven: Container[str],
     expanding: Mapping[str, str],
 ) -> None:
     """Note which columns can be no fields, and why."""
     for name, kind in types.items():
-        if name in held:
+        if name in fields:
             continue
         note = f"column {name!r} of {kind} cannot be a field"
         if name in uneven:
@@ -426,7 +426,7 @@ def _note_left_out(
             notes.doubt(note)
 
 
-class _PartFiles:
+class _TableFiles:
     """The files of a table, and what their footers say.
 
     Attributes:

@@ -83,7 +83,9 @@ class UndescribedReader(Reader):
             return name if are_numbers(name, found, notes) else ""
         return name
 
-    def _place(self, path: Path, rows: int, notes: Notes, autoreset: Autoreset | None) -> None:
+    def _describe_rows(
+        self, path: Path, rows: int, notes: Notes, autoreset: Autoreset | None
+    ) -> None:
         """Find where the rows go, and describe them.
 
         Raises:
@@ -190,7 +192,7 @@ class PlainReader(UndescribedReader):
         self._paths = self._plain.schema.paths
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)
-        self._place(file.path, self._rows, notes, autoreset)
+        self._describe_rows(file.path, self._rows, notes, autoreset)
 
     def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         """See `UndescribedReader._batches`; valid until the next one."""
@@ -347,7 +349,7 @@ class TableReader(UndescribedReader):
         )
         note_episodes(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
-        self._place(path, rows, notes, autoreset)
+        self._describe_rows(path, rows, notes, autoreset)
 
     def _batches(self, rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         """Columns by the paths of their fields; see `Batches`."""

@@ -159,10 +159,10 @@ def find_videos(
         template = PATHS[version]
     if version == "v2":
         keys = ("episode_chunk", EPISODE)
-        places, starts = _numbered_places(folder, info, in_data)
+        places, starts = _numbered_files(folder, info, in_data)
     else:
         keys = ("chunk_index", "file_index")
-        places, starts = _listed_places(folder, info, files, in_data, times, camera)
+        places, starts = _listed_files(folder, info, files, in_data, times, camera)
     distinct, files_of = np.unique(places, axis=0, return_inverse=True)
     paths = []
     for place in distinct.tolist():
@@ -184,7 +184,7 @@ def find_videos(
     return videos
 
 
-def _numbered_places(
+def _numbered_files(
     folder: Path, info: Json, in_data: Episodes
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Chunk and number of each episode of v2, and where in its file it begins."""
@@ -198,7 +198,7 @@ def _numbered_places(
     return places, np.zeros(len(in_data.numbers))
 
 
-def _listed_places(
+def _listed_files(
     folder: Path, info: Json, files: Sequence[Path], in_data: Episodes, times: Times, camera: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Chunk and number of the file of each episode of v3, and where in it it begins."""

@@ -145,15 +145,15 @@ class RobomimicReader(FragmentReader):
         return ends
 
 
-def _next_names(held: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
+def _next_names(datasets: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
     """Return the datasets of next observations, by the path of the observation.
 
     Args:
-        held: All datasets.
+        datasets: All of them.
         names: Path of the field that each becomes.
     """
     found = {}
-    for own in under(held, NEXT):
+    for own in under(datasets, NEXT):
         beside = own.replace(NEXT, "obs", 1)
         path = rename_top(beside, NAMES)
         if beside in names:

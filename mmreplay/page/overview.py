@@ -87,7 +87,7 @@ def make_overview(
             "repeated rows",
             "fields",
             lambda: (
-                checks.check_repeated_rows(facts, measured.observed, measured.whole, steps)
+                checks.check_repeated_rows(facts, measured.observed, measured.with_action, steps)
                 if len(facts) == len(buffer.schema.paths)
                 else None
             ),
@@ -141,7 +141,7 @@ class _Measured:
     Attributes:
         facts: Of each field, in order.
         observed: Steps with the observation of the step before.
-        whole: Steps with its action and reward, too.
+        with_action: Steps with its action and reward, too.
         frames: Frames that equal the one before, by the path of an image field.
     """
 
@@ -155,15 +155,15 @@ class _Measured:
         self._buffer, self._sample = buffer, sample
         self._roles, self._images = roles, images
         self.facts: list[FieldFacts] = []
-        self.observed, self.whole = RowRepeats(sample.follows), RowRepeats(sample.follows)
+        self.observed, self.with_action = RowRepeats(sample.follows), RowRepeats(sample.follows)
         self.frames: dict[str, RowRepeats] = {}
 
     def add(self, path: str) -> None:
         """Read a field."""
         role, layout = self._roles[path], self._images.get(path)
-        repeats = [self.whole] if role in ("action", "reward") else []
+        repeats = [self.with_action] if role in ("action", "reward") else []
         if role == "observation":
-            repeats = [self.observed, self.whole]
+            repeats = [self.observed, self.with_action]
         if repeats and layout is not None:
             self.frames[path] = RowRepeats(self._sample.follows)
             repeats.append(self.frames[path])

@@ -157,21 +157,22 @@ class _Stack(Over):
                 count, width = frames.shape[:2]
                 shape = (count, width // self._k, self._k, *frames.shape[2:])
                 fields[path] = self._join(frames.reshape(*shape))
-        if stored:
-            # The frames before a stored next observation are those of its step.
-            newest, before = self.below.read(stored, rows), Fields()
+        return fields | self._stored_next(stored, rows) if stored else fields
+
+    def _stored_next(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
+        """Next observations that are stored; the frames before are of their steps."""
+        newest, before, fields = self.below.read(paths, rows), Fields(), Fields()
+        if self._k > 1:
+            given = tuple({self._sources[p]: 0 for p in paths})
+            before = self.below.read(given, self._up_to(rows, self._k - 1))
+        for path in paths:
+            array = newest[path]
+            stack = array.reshape(*array.shape[:2], 1, *array.shape[2:])
             if self._k > 1:
-                given = tuple({sources[p]: 0 for p in stored})
-                before = self.below.read(given, self._up_to(rows, self._k - 1))
-            for path in stored:
-                array = newest[path]
-                stack = array.reshape(*array.shape[:2], 1, *array.shape[2:])
-                if self._k > 1:
-                    older = before[sources[path]]
-                    shape = (*stack.shape[:2], self._k - 1, *older.shape[2:])
-                    parts = [older.reshape(*shape), stack]
-                    stack = join_columns(parts, 2)
-                fields[path] = self._join(stack)
+                older = before[self._sources[path]]
+                shape = (*stack.shape[:2], self._k - 1, *older.shape[2:])
+                stack = join_columns([older.reshape(*shape), stack], 2)
+            fields[path] = self._join(stack)
         return fields
 
     def _up_to(self, rows: Where | Ids, k: int) -> Where | Ids:

@@ -236,6 +236,8 @@ class NStepReplayBuffer(ReplayBuffer):
         >>> make = NStepReplayBuffer.create_factory(1_000_000, 3, path="runs/nstep")
     """
 
+    _gammas: Gammas
+
     def __init__(
         self,
         size: int,
@@ -304,7 +306,6 @@ class NStepReplayBuffer(ReplayBuffer):
     @property
     def gamma(self) -> float:
         """Discount of new rows; complete rows keep theirs."""
-        assert self._gammas is not None
         return self._gammas.values[-1]
 
     @gamma.setter
@@ -313,7 +314,6 @@ class NStepReplayBuffer(ReplayBuffer):
         if self._ring is None:
             self._gammas, self._ring_gamma = Gammas(float(value)), float(value)
             return
-        assert self._gammas is not None
         self._settle()
         # The newest rows wait for what follows them, unless nothing can.
         head = int(self._ring.heads[0])
@@ -325,7 +325,6 @@ class NStepReplayBuffer(ReplayBuffer):
 
     def _make(self, columns: Columns) -> None:
         super()._make(columns)
-        assert self._gammas is not None
         _gammas_of[self._made] = self._gammas
         if self._n_step > 1:
             self._note()
@@ -336,7 +335,6 @@ class NStepReplayBuffer(ReplayBuffer):
             self._gammas = _gammas_of[self._ring]
 
     def _recall(self) -> None:
-        assert self._gammas is not None
         head, gamma = int(self._made.heads[0]), self.gamma
         stored = self._made.statistics.get(KEY, {}).get(GAMMAS)
         if self._made in _gammas_of:
@@ -363,7 +361,6 @@ class NStepReplayBuffer(ReplayBuffer):
             return {**found, N_STEP: 1}
         ended = drawn.fields[ENDED].astype(np.float32)
         found[DONE2] = torch.from_numpy(ended[:, None]).to(self.device)
-        assert self._gammas is not None
         gammas = self._gammas.at(drawn.positions)
         # Discounts of gammas 0 and 1 do not tell how many steps were summed.
         exact = 0 < self._ring_gamma < 1 or len(self._gammas.values) == 1
