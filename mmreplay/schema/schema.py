@@ -499,9 +499,10 @@ class Schema:
             roles = [role for role, top in self.roles.items() if under([path], top)]
             options = [name for name in ("exact", "mutable") if getattr(field, name)]
             shape = str(list(field.shape)) if field.shape else "scalar"
+            name = field.law.name(field) if field.law.numeric else field.dtype
             if field.varies:
-                shape = field.description.removeprefix(field.dtype)
-            rows.append((path, field.dtype, shape, roles[0] if roles else "", " ".join(options)))
+                shape = field.description.removeprefix(name)
+            rows.append((path, name, shape, roles[0] if roles else "", " ".join(options)))
         return ("field", "dtype", "shape", "role", "options"), rows
 
     def _repr_html_(self) -> str:

@@ -155,6 +155,7 @@ def test_dates_are_stored_as_numbers_and_files_do_not_name_them(tmp_path, days, 
     with mr.ReplayBuffer.open(path) as buffer:
         assert buffer.schema["observation/day"].law is days
         assert buffer.schema["observation/day"].description == "date[]"
+        assert ("observation/day", "date", "scalar") in [r[:3] for r in buffer.schema.table()[1]]
         found = buffer.get_field("observation/day", 0, np.arange(ROWS))
         assert (found.dtype, found.tolist()) == (np.int64, NUMBERS)
     assert mr.verify_buffer(path).ok
