@@ -154,8 +154,6 @@ class Concat:
             for number, buffer in enumerate(self.buffers):
                 check_schema(number, buffer, self.buffers[0])
                 _check_batches(number, buffer, self.buffers[0])
-            if by == "priority":
-                self._joint_samplers()
             self._own_samplers()
             self._opened = stack.pop_all()
 
@@ -367,7 +365,7 @@ class Concat:
         integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
         samplers = self._own_samplers()
         if self._by == "priority":
-            return self._split_by_priority(int(batch_size))
+            return self._split_by_priority(samplers, int(batch_size))
         if self._shares is not None:
             counts = self._shares.split(int(batch_size))
             return counts, self._shares.fractions.tolist(), samplers
@@ -383,10 +381,10 @@ class Concat:
         return counts, fractions.tolist(), samplers
 
     def _split_by_priority(
-        self, batch_size: int
+        self, samplers: Sequence[Sampler], batch_size: int
     ) -> tuple[list[int], list[float], Sequence[Sampler]]:
         """Divide the next batch by a `DrawPlan`; see its module for the proof."""
-        samplers, step = self._joint_samplers(), self._step
+        step = self._step
         masses = []
         for buffer, sampler in zip(self.buffers, samplers, strict=True):
             ask(sampler, "enter_at")(self._highest)
@@ -421,25 +419,10 @@ class Concat:
         """
         samplers = tuple(buffer.sampler for buffer in self.buffers)
         if samplers != self._divided:
+            if self._by == "priority":
+                _refuse_unlike(samplers)
             refuse_undivided(samplers)
             self._divided = samplers
-        return samplers
-
-    def _joint_samplers(self) -> list[Sampler]:
-        """The samplers of the buffers, which a user may have replaced.
-
-        Raises:
-            SchemaError: They cannot draw by priority as one.
-        """
-        samplers = [buffer.sampler for buffer in self.buffers]
-        refuse_alone(samplers, "concat by priority")
-        why = not_alike(samplers)
-        if why is not None:
-            raise SchemaError(
-                "by='priority' needs samplers of one class with equal arguments in all "
-                f"buffers, but {why}. Open the buffers with such samplers, or leave `by` "
-                "out."
-            )
         return samplers
 
     def take(self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike) -> Batch:
@@ -642,6 +625,22 @@ def _num_shown(buffer: ReplayBuffer) -> int:
     with view.lock:
         count: int = ask(buffer.sampler, "num_starts")(view)
         return count
+
+
+def _refuse_unlike(samplers: Sequence[Sampler]) -> None:
+    """Refuse samplers that cannot draw from their buffers as from one.
+
+    Raises:
+        SchemaError: One cannot draw in parts, or they differ.
+    """
+    refuse_alone(samplers, "concat by priority")
+    why = not_alike(samplers)
+    if why is not None:
+        raise SchemaError(
+            "by='priority' needs samplers of one class with equal arguments in all "
+            f"buffers, but {why}. Open the buffers with such samplers, or leave `by` "
+            "out."
+        )
 
 
 def refuse_undivided(samplers: Sequence[Sampler]) -> None:

@@ -36,6 +36,7 @@ from mmreplay.loader.sources import (
 from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
+from mmreplay.ray.descriptions import describe_sampler
 from mmreplay.ray.draws import Client, Update, Wanted
 from mmreplay.ray.epochs import shuffled_in
 from mmreplay.ray.limits import (
@@ -52,7 +53,7 @@ from mmreplay.ray.run_status import require_run
 from mmreplay.ray.seeds import draw_by_rank
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError, RunCalls, ShardCalls
 from mmreplay.ray.sources import RingsSource
-from mmreplay.samplers.base import Sampler, State, checked, traits_of
+from mmreplay.samplers.base import Sampler, State, checked
 from mmreplay.samplers.divided import refuse_alone
 from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
@@ -402,8 +403,7 @@ class ReplayClient(ReplayLoader):
         if limiter is None and isinstance(run, str):
             self._late_limiter = LateLimiter(run, batch_size)
         limit = None
-        traits = traits_of(own)
-        if traits.in_shares or traits.in_ranks:
+        if _draws_from_several(own):
             limit = None if limiter is None else GrantedItems(limiter)
             try:
                 self._rings = RingsSource(
@@ -567,6 +567,15 @@ def _close(guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | 
         ring.close()
 
 
+def _draws_from_several(sampler: Sampler) -> bool:
+    """Whether a sampler's batches can be divided, and shards can make it again."""
+    try:
+        describe_sampler(sampler)
+    except SchemaError:
+        return False
+    return True
+
+
 def _only_ring(
     run: RunCalls,
     sampler: Sampler,
@@ -591,7 +600,9 @@ def _only_ring(
         found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
     if len(found) != 1 or not found[0][1]:
         where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
-        refuse_alone([sampler], f"run {run.run!r} with {where}")
+        refuse_alone([sampler], f"run {run.run!r} with {where}", ranks=True)
+        # It is known here alone: this says why.
+        describe_sampler(sampler)
     return ReplayBuffer.open(found[0][2], sampler=sampler, transforms=transforms, limiter=limiter)
 
 

@@ -38,6 +38,11 @@ def describe_sampler(sampler: Sampler) -> Description:
             be imported.
     """
     refuse_alone([sampler], "a run of several rings", ranks=True)
+    if Sampler not in type(sampler).__mro__:
+        raise SchemaError(
+            f"{type(sampler).__name__} must derive from mmreplay.samplers.base.Sampler to draw "
+            "from a run of several rings. Give it that base class."
+        )
     return _described(sampler)
 
 

@@ -239,7 +239,8 @@ class Sampler(Protocol):
 
     A sampler of your own needs `draw`, `state_dict` and `load_state_dict`, and one that
     keeps priorities `update_priorities`. It may derive from this class, and behaves
-    the same where it does not.
+    the same where it does not. One that derives from it may have `mass` and `draw_at`
+    in place of `draw`: see `draw`.
 
     What it is, others read from `traits`, before it draws. By default they follow from
     the attributes here, and from those of its parts.

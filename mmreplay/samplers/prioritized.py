@@ -38,6 +38,8 @@ from mmreplay.samplers.priority_store import (
 )
 from mmreplay.samplers.random import StepGenerator
 
+ONLY_LEARNERS = frozenset(("seed", "beta", "stratified"))
+"""Arguments by which steps are chosen and weighed; masses do not depend on them."""
 Normalize = Literal["batch", "buffer", "mean"]
 Ids = NDArray[np.int64]
 Masses = NDArray[np.float64]
@@ -389,7 +391,7 @@ class PrioritizedSampler(PriorityBasedSampler):
     @property
     def traits(self) -> Traits:
         """Which steps are drawn is the learner's, and how they are weighed."""
-        return replace(super().traits, local=frozenset({"seed", "beta", "stratified"}))
+        return replace(super().traits, local=ONLY_LEARNERS)
 
     @property
     def joint_settings(self) -> dict[str, Any]:

@@ -180,6 +180,10 @@ def share_of_rank(ranks: Ids, total: int) -> NDArray[np.float64]:
     return (ranks + 0.5) / total
 
 
+ONLY_LEARNERS = frozenset(
+    ("seed", "rank", "num_ranks", "drop_last", "shuffle", "layout", "batches", "block")
+)
+"""All arguments: ranks are drawn by whoever plans the epoch."""
 CHUNK = 8192
 """Steps looked up at once, so that no batch pays for a search of the buffer."""
 
@@ -295,7 +299,7 @@ class ShuffledSampler(Sampler):
     @property
     def traits(self) -> Traits:
         """Its epochs and their order are the learner's."""
-        return replace(super().traits, local=frozenset(self.settings()))
+        return replace(super().traits, local=ONLY_LEARNERS)
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # counted by itself alone

@@ -210,13 +210,31 @@ def test_closing_sends_the_priorities_of_draws_that_nobody_waits_for(run):
         assert masses["r"][3] == 7.0
 
 
+def test_what_shards_cannot_make_again_says_why_over_several_rings(run):
+    class Here(mr.UniformSampler):
+        """A class of a function, that no other process can import."""
+
+    for sampler, words in (
+        (Here(seed=0), "Here must be a class that the nodes of a run can import"),
+        (mr.PrioritizedSampler(alpha=lambda step: 0.5), "alpha of PrioritizedSampler must be"),
+    ):
+        with pytest.raises(SchemaError, match=words):
+            ReplayClient(run, sampler)
+
+
 def test_other_samplers_draw_from_the_one_ring_of_this_node(run):
+    class Here(mr.UniformSampler):
+        """A class of a function, that no other process can import."""
+
     run.known.pop().draws.close()
     for sampler in (
         mr.RankPrioritizedSampler(seed=0),
         mr.DistinctSampler(seed=0),
         mr.ShuffledSampler(seed=0),
         mr.SequenceSampler(4, mr.RankPrioritizedSampler(seed=0)),
+        Here(seed=0),
+        mr.SequenceSampler(4, Here(seed=0)),
+        mr.PrioritizedSampler(alpha=lambda step: 0.5, seed=0),
     ):
         with ReplayClient(run, sampler, batch_size=8) as client:
             assert len(next(iter(client))) == 8

@@ -175,6 +175,19 @@ def test_a_class_that_no_other_process_can_import_is_refused():
         describe_sampler(main(0))
 
 
+class Alike:
+    """No subclass of `Sampler`, which says that it can be divided."""
+
+    divides, described = "shares", True
+    draw = mass = draw_at = ThirdsSampler.mass
+    state_dict = load_state_dict = ThirdsSampler.state_dict
+
+
+def test_a_sampler_of_a_run_derives_from_the_base_class():
+    with pytest.raises(SchemaError, match=r"Alike must derive from mmreplay\.samplers\.base\.S"):
+        describe_sampler(Alike())
+
+
 def test_a_part_of_a_split_is_of_one_ring():
     buffer = mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory")
     buffer.extend(n=np.arange(9))
