@@ -35,7 +35,7 @@ and one past the last."""
 
 
 class SharedRows(Protocol):
-    """Memory that the parts of a batch were gathered into, each its own rows."""
+    """Memory that batches to be joined were gathered into, each its own rows."""
 
     def joined(
         self, columns: Sequence[Array], name: str, order: Sequence[Fragment] | None = None
@@ -249,7 +249,7 @@ class Batch:
     @classmethod
     def join(
         cls,
-        parts: Sequence[Batch],
+        batches: Sequence[Batch],
         order: Sequence[Fragment] | None = None,
         *,
         pad: bool = False,
@@ -259,13 +259,13 @@ class Batch:
         """Join batches to one, whose key is 0.
 
         Args:
-            parts: At least one, all of arrays or all of tensors. What is read-only is
+            batches: At least one, all of arrays or all of tensors. What is read-only is
                 copied, also where it is the only part.
-            order: Rows of the parts in the order that is wanted; by default those of
+            order: Rows of the batches in the order that is wanted; by default those of
                 one part after another.
             pad: They are padded episodes; pad all to the longest.
             memory: Where arrays of fields come from.
-            shared: What the parts were gathered into, if they were: such rows are not
+            shared: What the batches were gathered into, if they were: such rows are not
                 copied.
 
         Raises:
@@ -277,16 +277,16 @@ class Batch:
             40
         """
         if pad:
-            longest = max(_window_length(part) for part in parts)
-            parts = [_padded(part, longest) for part in parts]
-        first = parts[0]
+            longest = max(_window_length(batch) for batch in batches)
+            batches = [_padded(batch, longest) for batch in batches]
+        first = batches[0]
         forms = _forms(first)
-        for part in parts:
-            differ = part is not first and _forms(part) != forms
-            if not differ and part.offsets is None:
+        for batch in batches:
+            differ = batch is not first and _forms(batch) != forms
+            if not differ and batch.offsets is None:
                 continue
             # As text for the message alone: to write it takes as long as to join.
-            name, mine, other = "fields", str(_shapes(part)), str(_shapes(first))
+            name, mine, other = "fields", str(_shapes(batch)), str(_shapes(first))
             if not differ:
                 name, mine, other = "episodes", "False", "True"
             raise SchemaError(
@@ -301,12 +301,12 @@ class Batch:
             return join_columns(columns, memory=memory)
 
         def column(name: str) -> Array:
-            columns = [getattr(part, name) for part in parts]
+            columns = [getattr(batch, name) for batch in batches]
             return None if columns[0] is None else joined(columns)
 
         fields = {}
         for path, array in first.fields.items():
-            columns = [part.fields[path] for part in parts]
+            columns = [batch.fields[path] for batch in batches]
             whole = None
             if shared is not None and not isinstance(array, Ragged):
                 whole = shared.joined(columns, path, order)

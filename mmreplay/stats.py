@@ -191,7 +191,7 @@ def numbers_of(values: Any, field: Field) -> NDArray[Any]:
     Returns:
         All elements, bfloat16 as float32; of text and bytes the length of each value.
     """
-    numbers = field.law.numbers(field, values)
+    numbers = field.rules.numbers(field, values)
     return np.asarray(values.lengths) if numbers is None else numbers
 
 
@@ -393,7 +393,7 @@ def edges_of(total: Moments, field: Field, bins: int) -> Floats:
     """
     if total.count == 0:
         return np.array([0.0, 1.0])
-    if field.law.integers(field) or (
+    if field.rules.integers(field) or (
         total.whole and max(abs(total.min), abs(total.max)) < MAX_WHOLE
     ):
         # Each bin holds equally many numbers; the last may reach beyond the largest.

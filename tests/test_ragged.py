@@ -452,7 +452,7 @@ def test_batches_are_joined_in_any_order_of_their_rows(batch, kind):
     assert joined.positions.tolist() == [2, 0, 1, 0, 1, 2]
 
 
-def test_a_part_that_is_read_only_is_copied_and_another_is_not(batch):
+def test_a_batch_that_is_read_only_is_copied_and_another_is_not(batch):
     fields = dict(batch.fields)
     text, reward = fields["observation/mission"], fields["reward"].view()
     text.values.setflags(write=False)

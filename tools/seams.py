@@ -251,7 +251,7 @@ def measured(package: Path) -> dict[str, int]:
     return counts
 
 
-def sizes(package: Path) -> dict[str, tuple[int, int]]:
+def core_and_satellites(package: Path) -> dict[str, tuple[int, int]]:
     """Files and lines of code of the core, and of each satellite, largest first."""
     contracts = tomllib.loads((package.parent / "pyproject.toml").read_text())["tool"][
         "importlinter"
@@ -274,7 +274,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true")
     arguments = parser.parse_args()
     if arguments.parts:
-        for part, (files, lines) in sizes(arguments.packages[0].resolve()).items():
+        for part, (files, lines) in core_and_satellites(arguments.packages[0].resolve()).items():
             print(f"{part:14}{files:6} files {lines:8,} lines")
         return
     columns = [measured(path.resolve()) for path in arguments.packages]

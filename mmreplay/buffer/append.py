@@ -817,7 +817,7 @@ class Appender:
             env_ids,
             lambda some, paths: comparable(store.stored(rows[some], paths)),
             reward=reward,
-            numbers=partial(schema[reward].law.numbers, schema[reward]),
+            numbers=partial(schema[reward].rules.numbers, schema[reward]),
             observation=schema.role_paths("observation"),
             next_observation=schema.role_paths("next_observation"),
         )

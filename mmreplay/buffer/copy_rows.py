@@ -65,7 +65,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
     """Check what rows before a new field read as; a field that varies has no items."""
     if field.varies:
-        items = field.law.convert(field, fill, path, ()).values
+        items = field.rules.convert(field, fill, path, ()).values
         if len(items):
             raise SchemaError(
                 f"the fill of field {path!r}, which varies, must be empty, got "

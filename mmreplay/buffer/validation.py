@@ -246,7 +246,7 @@ class StepValidator:
     def _ragged(self, path: str, value: object, lead: tuple[int, ...]) -> Ragged:
         """Check values of a field that varies; see `Field.convert`."""
         field = self._schema.fields[path]
-        column: Ragged = field.law.convert(field, value, path, lead)
+        column: Ragged = field.rules.convert(field, value, path, lead)
         if path in self.unrounded:
             for given, items in _arrays(value, column):
                 self._rounded(path, given, items)
@@ -403,7 +403,7 @@ class StepValidator:
             if field.varies:
                 given_axes = leading_axes(field, value)
                 alone = self._num_envs == 1 and given_axes == len(lead) - 1
-                values = field.law.convert(field, value, name, lead[:-1] if alone else lead)
+                values = field.rules.convert(field, value, name, lead[:-1] if alone else lead)
                 finals[path] = values.reshape(*lead)
                 continue
             axes = len(lead) + len(field.shape)
@@ -469,7 +469,7 @@ class StepValidator:
                 name = f"final_observation/{path}{where}"
                 if path in ragged:
                     field = self._schema[path]
-                    one = field.law.convert(field, leaf, name, ())
+                    one = field.rules.convert(field, leaf, name, ())
                     ragged[path][index] = one.values
                     continue
                 # numpy makes one object array of numbers from equal shapes.

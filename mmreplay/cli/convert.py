@@ -365,7 +365,7 @@ def _print_plan(
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields
-    rows = [[path, f.law.name(f), f.law.axes(f)] for path, f in fields.items()]
+    rows = [[path, f.rules.name(f), f.rules.axes(f)] for path, f in fields.items()]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
     _print_notes(notes, reader.report.doubts)
 

@@ -73,7 +73,7 @@ def read(buffer: ReplayBuffer, env: int, count: int, newest: bool) -> list[dict[
         row: dict[str, Any] = {"position": position, "mark": mark}
         for path, column in columns.items():
             field = buffer.schema[path]
-            row[path] = field.law.summary(field, column[index])
+            row[path] = field.rules.summary(field, column[index])
         found.append(row)
     return found
 

@@ -108,8 +108,8 @@ def field_cells(schema: Schema) -> dict[str, list[str]]:
     found = {}
     for path, field in schema.fields.items():
         role = next((r for r, top in schema.roles.items() if f"{path}/".startswith(f"{top}/")), "")
-        shape = field.law.axes(field) if field.shape else "scalar"
-        found[path] = [path, field.law.name(field), shape, role]
+        shape = field.rules.axes(field) if field.shape else "scalar"
+        found[path] = [path, field.rules.name(field), shape, role]
     return found
 
 

@@ -51,15 +51,21 @@ def _facts(
     }
 
 
-def _row(path: str, field: Field, found: Moments) -> list[str]:
+def _row(path: str, field: Field, moments: Moments) -> list[str]:
     """The cells of a field: of text and bytes what is known of their lengths."""
-    number, law = show.number, field.law
-    limits = [found.min, found.max, found.mean]
+    number, rules = show.number, field.rules
+    limits = [moments.min, moments.max, moments.mean]
     cells = [number(each) for each in limits]
-    if law.numeric and found.count:
-        cells = [law.label(field, each) or text for each, text in zip(limits, cells, strict=True)]
-    name = path if law.numeric else f"{path} (its bytes)"
-    return [name, *cells, number(found.std), show.count(found.count), show.count(found.nonfinite)]
+    if rules.numeric and moments.count:
+        cells = [rules.label(field, each) or text for each, text in zip(limits, cells, strict=True)]
+    name = path if rules.numeric else f"{path} (its bytes)"
+    return [
+        name,
+        *cells,
+        number(moments.std),
+        show.count(moments.count),
+        show.count(moments.nonfinite),
+    ]
 
 
 def _print(

@@ -375,7 +375,7 @@ def answer_curve(request: PageRequest) -> PageAnswer:
         "components": count,
         "all": curve.components,
         "nonfinite": curve.num_nonfinite,
-        "integer": field_.law.integers(field_),
+        "integer": field_.rules.integers(field_),
         "names": [
             component_name(name_of(path, stored), low + number, field_.shape)
             for number in range(count)
@@ -393,7 +393,7 @@ def answer_frames(request: PageRequest) -> PageAnswer:
     """Return frames of an image field."""
     query, path, buffer = request.query, request.path(), request.buffer
     layout = layouts(buffer, request.shown.buffer.images).get(path)
-    if not buffer.schema[path].law.folds:
+    if not buffer.schema[path].rules.computes:
         raise Refusal(
             BAD,
             f"{path} cannot be shown as an image, as its length varies. Read its "

@@ -301,15 +301,15 @@ def read_values(buffer: ReplayBuffer, env_id: int, first: int, count: int) -> di
     positions = np.arange(first, stop)
     fields = buffer.schema.fields
     small = [path for path in fields if fields[path].nbytes <= MAX_VALUES_NBYTES]
-    paths = [path for path in small if not fields[path].law.by_length]
+    paths = [path for path in small if not fields[path].rules.by_length]
     columns = buffer.get_fields(paths, env_id, positions) if paths else {}
     values: dict[str, Any] = {}
     for path in small:
-        law = fields[path].law
-        if law.by_length:
+        rules = fields[path].rules
+        if rules.by_length:
             values[path] = read_texts(buffer, path, env_id, positions)
-        elif law.as_text:
-            values[path] = [law.show(fields[path], value) for value in columns[path]]
+        elif rules.as_text:
+            values[path] = [rules.show(fields[path], value) for value in columns[path]]
         else:
             numbers = widen(columns[path], fields[path]).reshape(len(positions), -1)
             values[path] = numbers[:, :MAX_VALUES_COMPONENTS]

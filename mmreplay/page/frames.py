@@ -84,7 +84,7 @@ def recognize(field: Field) -> ImageLayout | None:
     """
     shape = field.shape
     candidates: tuple[str, ...]
-    if not field.law.folds:
+    if not field.rules.computes:
         return None
     if len(shape) == 2:
         candidates = ("HW",)
@@ -117,7 +117,7 @@ def stated(path: str, field: Field, axes: str) -> ImageLayout:
     Raises:
         SchemaError: The axes are no layout, or the field does not have it.
     """
-    if not field.law.folds:
+    if not field.rules.computes:
         raise SchemaError(
             f"{path} must have one shape to be an image, but its length varies. Leave "
             f"--image {path}={axes} out."

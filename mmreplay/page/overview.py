@@ -289,7 +289,7 @@ def _find_reset_rows(buffer: ReplayBuffer, num_rows: int) -> str | None:
         env_ids,
         lambda rows, paths: comparable(view.get_stored(paths, env_ids[rows], positions[rows])),
         reward=reward,
-        numbers=partial(schema[reward].law.numbers, schema[reward]),
+        numbers=partial(schema[reward].rules.numbers, schema[reward]),
         observation=schema.role_paths("observation"),
         next_observation=schema.role_paths("next_observation"),
     )
@@ -368,10 +368,10 @@ def fields_of(
         fact, layout = known.get(path), image_layouts.get(path)
         entry = {
             "path": path,
-            "dtype": field.law.name(field),
+            "dtype": field.rules.name(field),
             "shape": shape_of(field),
-            "integer": field.law.integers(field),
-            "varies": field.law.by_length,
+            "integer": field.rules.integers(field),
+            "varies": field.rules.by_length,
             "nbytes": field.nbytes,
             "row_nbytes": field.nbytes,
             "role": roles[path],
@@ -388,13 +388,13 @@ def fields_of(
                 "nan": fact.num_nan,
                 "infinite": fact.num_infinite,
             }
-            if field.law.by_length:
+            if field.rules.by_length:
                 # The references, and the values that they lead to.
                 values = float(moments.mean) * field.inner_nbytes
                 entry["row_nbytes"] = field.nbytes + round(values)
             elif moments.count:
-                entry["low_text"] = field.law.label(field, moments.min)
-                entry["high_text"] = field.law.label(field, moments.max)
+                entry["low_text"] = field.rules.label(field, moments.min)
+                entry["high_text"] = field.rules.label(field, moments.max)
         found.append(entry)
     return found
 

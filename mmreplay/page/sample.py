@@ -372,7 +372,7 @@ def measure(
         image: How frames lie in it, if it is an image.
         repeats: Take which rows equal the row before.
     """
-    varies, field = buffer.schema[path].law.by_length, numbers_of(buffer.schema[path])
+    varies, field = buffer.schema[path].rules.by_length, numbers_of(buffer.schema[path])
     counted = role in ("action", "reward") and image is None
     some = sample.at_most(rows_of(field, together=counted))
     moments, num_nan, nonzero, num_rows = Moments(), 0, 0, 0

@@ -24,7 +24,7 @@ lengths alone."""
 
 def numbers_of(field: Field) -> Field:
     """The field of the numbers that are drawn of a field: lengths where it varies."""
-    return LENGTH if field.law.by_length else field
+    return LENGTH if field.rules.by_length else field
 
 
 def read_numbers(
@@ -41,14 +41,14 @@ def read_numbers(
     Raises:
         StaleError: A position is not in the buffer.
     """
-    if buffer.schema[path].law.by_length:
+    if buffer.schema[path].rules.by_length:
         return buffer.view.get_lengths((path,), env_ids, positions, damaged=True)[path]
     return buffer.get_field(path, env_ids, positions)
 
 
 def name_of(path: str, field: Field) -> str:
     """The name of what is drawn of a field."""
-    return f"length of {path}" if field.law.by_length else path
+    return f"length of {path}" if field.rules.by_length else path
 
 
 def read_texts(
@@ -74,7 +74,7 @@ def read_texts(
     nbytes = lengths * field.inner_nbytes
     short = np.flatnonzero(nbytes <= MAX_VALUE_NBYTES)
     short = short[np.cumsum(nbytes[short]) <= MAX_READ_NBYTES]
-    texts = [f"{field.law.length(field, length)}, not shown" for length in lengths.tolist()]
+    texts = [f"{field.rules.length(field, length)}, not shown" for length in lengths.tolist()]
     try:
         values = buffer.get_field(path, env_id, positions[short])
     except CorruptError:
@@ -83,7 +83,7 @@ def read_texts(
             texts[at] = _text_or_damage(buffer, path, env_id, int(positions[at]))
         return texts
     for at, value in zip(short.tolist(), values, strict=True):
-        texts[at] = field.law.show(field, value)
+        texts[at] = field.rules.show(field, value)
     return texts
 
 
@@ -94,4 +94,4 @@ def _text_or_damage(buffer: ReplayBuffer, path: str, env_id: int, position: int)
     except CorruptError as error:
         return printable(str(error))
     field = buffer.schema[path]
-    return field.law.show(field, value)
+    return field.rules.show(field, value)

@@ -150,12 +150,12 @@ class BatchJoiner:
             shared: Into which rings of this node were gathered.
             order: The rows of each ring in the order of the batches; None as they are.
         """
-        parts = [part for rows in rings for part in rows.parts(fractions[rows.number])]
-        one_each = len(parts) == len(rings)
+        batches = [batch for rows in rings for batch in rows.batches(fractions[rows.number])]
+        one_each = len(batches) == len(rings)
         if order is not None and not one_each:
-            order = of_blocks(order, [len(rows.blocks) for rows in rings], [*map(len, parts)])
+            order = of_blocks(order, [len(rows.blocks) for rows in rings], [*map(len, batches)])
         return Batch.join(
-            parts, order, memory=self.pool, shared=shared if one_each and len(rings) > 1 else None
+            batches, order, memory=self.pool, shared=shared if one_each and len(rings) > 1 else None
         )
 
 

@@ -190,7 +190,7 @@ class RingRows:
         """Rows."""
         return len(self.positions)
 
-    def parts(self, fraction: float) -> list[Batch]:
+    def batches(self, fraction: float) -> list[Batch]:
         """The rows of each block as a batch without weights.
 
         Args:

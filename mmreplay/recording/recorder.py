@@ -309,7 +309,7 @@ def _heap_bytes(schema: Schema, source: Source, played: Any, path: Path, rows: i
     for name in schema.varying:
         field = schema[name]
         try:
-            values = field.law.convert(field, first[name], name, (source.num_envs,))
+            values = field.rules.convert(field, first[name], name, (source.num_envs,))
         except SchemaError as error:
             ring = path, rows, source.num_envs, source.autoreset
             _say_how_to_record_longer(error, schema, *ring, first)
@@ -352,7 +352,7 @@ def _say_how_to_record_longer(
         limit = max(limit, field.max_length)
         try:
             wide = replace(field, max_length=limit)
-            values = wide.law.convert(wide, cells, name, (len(cells),))
+            values = wide.rules.convert(wide, cells, name, (len(cells),))
         except SchemaError:
             # It is refused for something else.
             continue

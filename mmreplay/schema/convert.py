@@ -89,7 +89,7 @@ def convert(field: Field, value: object, path: str, lead: tuple[int, ...]) -> ND
 
 def widen(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
     """Return stored values as numbers that numpy knows, of a field that has numbers."""
-    numbers = field.law.numbers(field, values)
+    numbers = field.rules.numbers(field, values)
     assert numbers is not None
     return numbers
 

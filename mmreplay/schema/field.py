@@ -17,7 +17,7 @@ import numpy as np
 from mmreplay.arguments import flag, integer, one_of
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
-from mmreplay.schema.kinds import law_of
+from mmreplay.schema.kinds import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ class Field:
         max_length: The longest first axis where it varies, else None.
         kind: ``"array"``, or ``"text"`` and ``"bytes"``, whose values vary and are
             given and read as `str` and `bytes`.
-        law: What its values mean: how they are taken, counted and shown.
+        rules: What its values mean: how they are taken, counted and shown.
 
     Example:
         >>> mr.Field((84, 84), "uint8").nbytes
@@ -79,7 +79,7 @@ class Field:
     nbytes: int = field(init=False, repr=False, compare=False)
     max_length: int | None = field(default=None, kw_only=True)
     kind: Word = field(default="array", kw_only=True)
-    law: Kind = field(init=False, repr=False, compare=False)
+    rules: Kind = field(init=False, repr=False, compare=False)
 
     # Written out rather than generated, so that a caller may give any dtype and
     # shape that numpy would take, and a reader still finds a name and a tuple.
@@ -197,7 +197,7 @@ class Field:
     @property
     def description(self) -> str:
         """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
-        return self.law.describe(self)
+        return self.rules.describe(self)
 
     def __repr__(self) -> str:
         if self.kind != "array":
@@ -222,13 +222,13 @@ class Field:
 
         def __getattr__(self, name: str) -> Kind:
             """Choose the kind when it is first asked for; later it is found without."""
-            if name != "law":
+            if name != "rules":
                 raise AttributeError(
                     f"'Field' object has no attribute {name!r}", name=name, obj=self
                 )
-            law = law_of(self)
-            object.__setattr__(self, "law", law)
-            return law
+            rules = rules_of(self)
+            object.__setattr__(self, "rules", rules)
+            return rules
 
     def convert(self, value: object, path: str, lead: tuple[int, ...]) -> NDArray[np.generic]:
         """Validate one incoming value and cast it to this field.
@@ -259,7 +259,7 @@ class Field:
             and value.shape == lead + self.shape
         ):
             return value
-        column: NDArray[np.generic] = self.law.convert(self, value, path, lead)
+        column: NDArray[np.generic] = self.rules.convert(self, value, path, lead)
         return column
 
 

@@ -1,7 +1,7 @@
 """What a field's values mean: how they are taken, counted, compared and shown.
 
-Each field has a *kind*, ``field.law``. Whoever reads, shows or converts values asks it,
-and needs no list of the kinds that there are. A new one is a class here, or a subclass
+Each field has a *kind*, ``field.rules``. Whoever reads, shows or converts values asks
+it, and needs no list of the kinds that there are. A new one is a class here, or a subclass
 of one of these that stands in `KINDS` before the others before fields are asked; how
 its values are stored stays what the field's dtype and shape say, so that files do not
 know of it.
@@ -34,14 +34,14 @@ TEXT_CHARACTERS, HEX_BYTES, ITEMS = 400, 32, 8
 
 
 class Kind(Protocol):
-    """The law of one kind of field.
+    """The rules of one kind of field.
 
     Attributes:
         by_length: Curves and histograms are drawn of the lengths of its values, which
             are read without them.
         as_text: Values are shown by `show`, and not as numbers.
         numeric: `numbers` returns numbers.
-        folds: Transforms may compute with its values as with arrays of one shape.
+        computes: Transforms may compute with its values as with arrays of one shape.
         travels: Its values may be sent as rows of one size, as writers without a disk
             and formats without values of any length do.
     """
@@ -49,7 +49,7 @@ class Kind(Protocol):
     by_length: bool
     as_text: bool
     numeric: bool
-    folds: bool
+    computes: bool
     travels: bool
 
     def claims(self, field: Field) -> bool:
@@ -104,7 +104,7 @@ class Fixed:
     by_length = False
     as_text = False
     numeric = True
-    folds = True
+    computes = True
     travels = True
 
     def claims(self, field: Field) -> bool:
@@ -192,7 +192,7 @@ class Varying(Fixed):
 
     by_length = True
     as_text = True
-    folds = False
+    computes = False
     travels = False
 
     def claims(self, field: Field) -> bool:
@@ -284,7 +284,7 @@ KINDS: list[Kind] = [Text(), Bytes(), Varying(), BFloat16(), Fixed()]
 """All kinds. The first that claims a field is the field's."""
 
 
-def law_of(field: Field) -> Kind:
+def rules_of(field: Field) -> Kind:
     """Return the kind that claims a field."""
     for kind in KINDS:
         if kind.claims(field):

@@ -499,7 +499,7 @@ class Schema:
             roles = [role for role, top in self.roles.items() if under([path], top)]
             options = [name for name in ("exact", "mutable") if getattr(field, name)]
             shape = str(list(field.shape)) if field.shape else "scalar"
-            name = field.law.name(field) if field.law.numeric else field.dtype
+            name = field.rules.name(field) if field.rules.numeric else field.dtype
             if field.varies:
                 shape = field.description.removeprefix(name)
             rows.append((path, name, shape, roles[0] if roles else "", " ".join(options)))
@@ -562,7 +562,7 @@ def refuse_varying(schema: Schema, target: str) -> None:
         SchemaError: A field varies.
     """
     for path, field in schema.fields.items():
-        if not field.law.travels:
+        if not field.rules.travels:
             raise SchemaError(
                 f"field {path!r} varies from step to step, which {target} cannot store. "
                 "Declare a fixed shape and pad its values, or leave the field out."

@@ -75,7 +75,7 @@ class ReadPolicy:
 Columns = Mapping[str, NDArray[np.generic]]
 NewBytes = Callable[[int], NDArray[np.uint8]]
 """Returns memory of so many bytes."""
-TakenValues = tuple[References, NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_] | None]
+ValuesRead = tuple[References, NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_] | None]
 """What `Store.take_values` returns."""
 
 
@@ -230,7 +230,7 @@ class Store(Protocol):
         heap_tails: NDArray[np.int64],
         heap_heads: NDArray[np.int64],
         buffer: NewBytes,
-    ) -> TakenValues:
+    ) -> ValuesRead:
         """Copy values that vary out.
 
         Args:
@@ -418,7 +418,7 @@ class UnsealedStore:
         heap_tails: NDArray[np.int64],
         heap_heads: NDArray[np.int64],
         buffer: NewBytes,
-    ) -> TakenValues:
+    ) -> ValuesRead:
         """Copy values out of the heap; see `Store.take_values`."""
         heap, count = self.heap, len(references)
         assert heap is not None

@@ -996,7 +996,7 @@ def check_without_memory(case: SamplerCase, view: View) -> None:
 
 
 JOINT_KIND = "many environments"
-JOINT_PARTS = ((0, 1), (2,), (3, 4))
+JOINT_ENVS = ((0, 1), (2,), (3, 4))
 """Environments of each of several buffers, which together have those of one."""
 JOINT_BATCHES, JOINT_SIZE = 600, 64
 SIGMAS = 6.0
@@ -1021,22 +1021,22 @@ def joint_draws_as_alone(case: SamplerCase) -> None:
             stack.enter_context(
                 make_buffer(case.folder / f"part {n}", [kinds[e] for e in envs], capacity)
             )
-            for n, envs in enumerate(JOINT_PARTS)
+            for n, envs in enumerate(JOINT_ENVS)
         ]
         views = [buffer.view for buffer in buffers]
-        sampler, parts = case.sampler(3), [case.sampler(3) for _ in buffers]
+        sampler, samplers = case.sampler(3), [case.sampler(3) for _ in buffers]
         if traits.in_ranks:
-            check_ranks(sampler, whole.view, parts, views)
+            check_ranks(sampler, whole.view, samplers, views)
             return
         if traits.priorities:
-            firsts = [0, *(envs[0] for envs in JOINT_PARTS)]
+            firsts = [0, *(envs[0] for envs in JOINT_ENVS)]
             for each, view, first in zip(
-                [sampler, *parts], [whole.view, *views], firsts, strict=True
+                [sampler, *samplers], [whole.view, *views], firsts, strict=True
             ):
                 ids, positions = view.start_at(np.arange(len(legal_starts(view))))
                 values = (1.0 + ids + first) * (1.0 + positions % 7)
                 ask(each, "update_priorities")(view, ids, positions, values)
-        alone, joint = LawOfDraws("one buffer"), LawOfDraws("several buffers as one")
+        alone, joint = DrawProbabilities("one buffer"), DrawProbabilities("several buffers as one")
         random = np.random.default_rng(11)
         for step in range(JOINT_BATCHES):
             mass = ask(sampler, "mass")(whole.view, step)
@@ -1046,41 +1046,41 @@ def joint_draws_as_alone(case: SamplerCase) -> None:
             weights = ask(sampler, "joint_weights")(step, [mass]).of(draw.probabilities)
             alone.note(draw, weights)
             shares = random.random(JOINT_SIZE)
-            for one in drawn_as_one(parts, views, step, shares):
+            for one in drawn_as_one(samplers, views, step, shares):
                 joint.note(one, one.weights)
         alone.compare(joint)
 
 
 def drawn_as_one(
-    parts: Sequence[Sampler], views: Sequence[View], step: int, numbers: NDArray[np.float64]
+    samplers: Sequence[Sampler], views: Sequence[View], step: int, numbers: NDArray[np.float64]
 ) -> list[Draw]:
     """The draws of a batch from several buffers as from one, of each that has steps.
 
     Args:
-        parts: The sampler of each.
-        views: Of each, with the environments of `JOINT_PARTS`.
+        samplers: The sampler of each.
+        views: Of each, with the environments of `JOINT_ENVS`.
         step: The batch's.
         numbers: float64 ``[B]``, in ``[0, 1)``.
     """
-    masses = [ask(part, "mass")(view, step) for part, view in zip(parts, views, strict=True)]
-    points = ask(parts[0], "points")(numbers)
+    masses = [ask(part, "mass")(view, step) for part, view in zip(samplers, views, strict=True)]
+    points = ask(samplers[0], "points")(numbers)
     plan = DrawPlan.of(np.array([each.total for each in masses]), points)
     drawn = []
     for number, shares in enumerate(plan.shares):
         if len(shares):
-            draw: Draw = ask(parts[number], "draw_at")(views[number], shares.copy())
-            draw.env_ids = draw.env_ids + JOINT_PARTS[number][0]
+            draw: Draw = ask(samplers[number], "draw_at")(views[number], shares.copy())
+            draw.env_ids = draw.env_ids + JOINT_ENVS[number][0]
             draw.probabilities = draw.probabilities * plan.fractions[number]
             drawn.append(draw)
     every = np.concatenate([draw.probabilities for draw in drawn])
-    weights = ask(parts[0], "joint_weights")(step, masses).of(every)
+    weights = ask(samplers[0], "joint_weights")(step, masses).of(every)
     stops = np.cumsum([len(draw) for draw in drawn])[:-1]
     for draw, own in zip(drawn, np.split(weights, stops), strict=True):
         draw.weights = own
     return drawn
 
 
-class LawOfDraws:
+class DrawProbabilities:
     """How often each step was drawn, with which probability, and in which window.
 
     Attributes:
@@ -1111,7 +1111,7 @@ class LawOfDraws:
                     mask = windows.mask[at]
                     self._windows[step] = windows.positions[at][mask].tolist(), mask.tolist()
 
-    def compare(self, other: LawOfDraws) -> None:
+    def compare(self, other: DrawProbabilities) -> None:
         """Refuse another law.
 
         Raises:
@@ -1143,11 +1143,11 @@ class LawOfDraws:
 
 
 def check_ranks(
-    sampler: Sampler, view: View, parts: Sequence[Sampler], views: Sequence[View]
+    sampler: Sampler, view: View, samplers: Sequence[Sampler], views: Sequence[View]
 ) -> None:
     """Refuse ranks that do not draw each step of an epoch once."""
     drawn: Counter[Step] = Counter()
-    for part, own, envs in zip(parts, views, JOINT_PARTS, strict=True):
+    for part, own, envs in zip(samplers, views, JOINT_ENVS, strict=True):
         total = int(ask(part, "mass")(own, 0).total)
         if total:
             shares = (np.arange(total) + 0.5) / total

@@ -194,7 +194,7 @@ def new_stores_hold_zeros(case: StoreCase) -> None:
         compare(store.flags(rows), none, "flags of a new store", "Return zeros")
 
 
-def every_part_is_there(case: StoreCase) -> None:
+def nothing_is_missing(case: StoreCase) -> None:
     """A store has every attribute and method of `Store`."""
     kinds = (Store,) if case.open_store is None else (Store, CheckedStore)
     names = {name for kind in kinds for name in (*vars(kind), *kind.__annotations__)}
@@ -652,7 +652,7 @@ def closing_twice_is_harmless(case: StoreCase) -> None:
 
 RULES = by_name(
     new_stores_hold_zeros,
-    every_part_is_there,
+    nothing_is_missing,
     heap_and_records_are_those_of_the_fields,
     rows_come_back_bit_for_bit,
     stored_rows_are_those_written,

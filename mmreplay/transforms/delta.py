@@ -84,7 +84,7 @@ class Delta:
 
 def _dtype(field: Field) -> str:
     """The dtype of differences of a field's numbers."""
-    if field.law.integers(field):
+    if field.rules.integers(field):
         return _SIGNED.get(field.dtype, field.dtype)
     if field.numpy.kind == "f":
         return field.dtype

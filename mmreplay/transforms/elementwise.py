@@ -131,7 +131,7 @@ class Cast:
         outline.refuse_varying(paths, "Cast")
         fields = {path: outline.fields[path] for path in paths}
         for path, field in fields.items():
-            given = field.numpy if field.law.integers(field) else np.float32
+            given = field.numpy if field.rules.integers(field) else np.float32
             if not np.can_cast(given, target.numpy, "same_kind"):
                 raise SchemaError(
                     f"Cast: {target.dtype} cannot hold all values of {path!r} of "
@@ -206,7 +206,7 @@ class OneHot:
         outline.refuse_varying(paths, "OneHot")
         for path in paths:
             field = outline.fields[path]
-            if not field.law.integers(field) or field.dtype == "bool":
+            if not field.rules.integers(field) or field.dtype == "bool":
                 raise SchemaError(
                     f"OneHot: {path!r} must be of integers, got {field.dtype}. Name a "
                     "field of discrete values."

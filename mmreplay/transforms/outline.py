@@ -111,7 +111,7 @@ class Outline:
             SchemaError: One of them varies.
         """
         for path in paths:
-            if path in self.fields and not self.fields[path].law.folds:
+            if path in self.fields and not self.fields[path].rules.computes:
                 raise SchemaError(
                     f"{who}: {path!r} must have one shape, but it varies from step to "
                     f"step. Name other fields in {who}, or compute with it in Apply."

@@ -16,18 +16,18 @@ class ThirdsSampler(Sampler):
         self._random = StepGenerator(seed)
         self.heavy = heavy
 
-    def law(self, view):
+    def masses(self, view):
         """Legal starts, and their masses."""
         count = int(view.starts.lengths.sum()) - view.num_illegal
         env_ids, positions = view.start_at(np.arange(count))
         return env_ids, positions, np.where(positions % 3, 1.0, self.heavy)
 
     def mass(self, view, step):
-        masses = self.law(view)[2]
+        masses = self.masses(view)[2]
         return Mass(float(masses.sum()), len(masses), float(masses.min(initial=np.inf)), 0.0)
 
     def draw_at(self, view, shares):
-        env_ids, positions, masses = self.law(view)
+        env_ids, positions, masses = self.masses(view)
         if not len(masses):
             raise mr.EmptyError("There is no legal start. Add steps first.")
         sums = np.cumsum(masses)

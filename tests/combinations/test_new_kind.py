@@ -153,7 +153,7 @@ def path(tmp_path, days):
 def test_dates_are_stored_as_numbers_and_files_do_not_name_them(tmp_path, days, engine):
     path = make(tmp_path / "dated", engine=engine)
     with mr.ReplayBuffer.open(path) as buffer:
-        assert buffer.schema["observation/day"].law is days
+        assert buffer.schema["observation/day"].rules is days
         assert buffer.schema["observation/day"].description == "date[]"
         assert ("observation/day", "date", "scalar") in [r[:3] for r in buffer.schema.table()[1]]
         found = buffer.get_field("observation/day", 0, np.arange(ROWS))
@@ -237,7 +237,7 @@ def test_dates_come_back_from_files_of_each_format(path, tmp_path, days, name):
     mr.export(path, tmp_path / name)
     mr.load(tmp_path / name, tmp_path / "again")
     with mr.ReplayBuffer.open(tmp_path / "again") as again:
-        assert again.schema["observation/day"].law is days
+        assert again.schema["observation/day"].rules is days
         assert again.get_field("observation/day", 0, np.arange(ROWS)).tolist() == NUMBERS
     assert mr.verify_buffer(tmp_path / "again").ok
     out = command("head", str(tmp_path / "again"), "--rows", str(ROWS), "--json")[1]

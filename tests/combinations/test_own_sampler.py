@@ -1,4 +1,4 @@
-"""A sampler of a user that says its law in one file is right wherever samplers draw."""
+"""A sampler of a user that says how it draws in one file is right everywhere."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def made(count, sampler, first=0, path=None):
 
 
 def several(sizes=SIZES):
-    """Buffers whose steps are numbered one after another, and the law over all."""
+    """Buffers whose steps are numbered one after another, and their probabilities."""
     firsts = np.cumsum([0, *sizes[:-1]]).tolist()
     buffers = [
         made(size, ThirdsSampler(n), first)
@@ -42,32 +42,32 @@ def several(sizes=SIZES):
     return buffers, {uid: mass / total for uid, mass in masses.items()}
 
 
-def assert_law(batches, law):
+def assert_drawn_by(batches, wanted):
     drawn = []
     for batch in batches:
         uids = np.asarray(batch["uid"]).tolist()
         drawn += uids
-        np.testing.assert_allclose(batch.probabilities, [law[uid] for uid in uids])
+        np.testing.assert_allclose(batch.probabilities, [wanted[uid] for uid in uids])
         assert (np.asarray(batch.weights) == 1).all()
-    assert_distribution(drawn, law)
+    assert_distribution(drawn, wanted)
 
 
 def test_it_keeps_the_contract(tmp_path):
     check_sampler(ThirdsSampler, tmp_path)
 
 
-def test_it_draws_its_law_from_one_buffer():
-    (buffer,), law = several((40,))
-    assert_law([buffer.sample(64) for _ in range(100)], law)
+def test_it_draws_by_its_probabilities_from_one_buffer():
+    (buffer,), wanted = several((40,))
+    assert_drawn_by([buffer.sample(64) for _ in range(100)], wanted)
 
 
 @pytest.mark.parametrize("sizes", [(40,), SIZES])
-def test_several_buffers_as_one_have_its_law(sizes):
-    buffers, law = several(sizes)
+def test_several_buffers_as_one_have_its_probabilities(sizes):
+    buffers, wanted = several(sizes)
     both = mr.concat(buffers, by="priority", seed=0)
-    assert_law([both.sample(64) for _ in range(100)], law)
+    assert_drawn_by([both.sample(64) for _ in range(100)], wanted)
     with mr.ReplayLoader(both, 64) as loader:
-        assert_law([batch for _, batch in zip(range(100), loader, strict=False)], law)
+        assert_drawn_by([batch for _, batch in zip(range(100), loader, strict=False)], wanted)
 
 
 @pytest.mark.parametrize("options", [{}, {"shares": [1, 2, 1]}])
@@ -80,29 +80,29 @@ def test_by_rows_or_shares_each_buffer_is_drawn_from_by_itself(options):
     assert uids.keys() == {*range(sum(SIZES))}
 
 
-def test_a_part_of_a_split_has_its_law():
-    (buffer,), law = several((40,))
+def test_a_split_buffer_has_its_probabilities():
+    (buffer,), wanted = several((40,))
     part, rest = mr.split(buffer, [0.5, 0.5], by="step", seed=0)
     found = {}
     for each in (part, rest):
         buffer.sampler = each.sampler(ThirdsSampler(1))
         batches = [buffer.sample(64) for _ in range(100)]
         own = {*np.concatenate([batch["uid"] for batch in batches]).tolist()}
-        total = sum(law[uid] for uid in own)
-        assert_law(batches, {uid: law[uid] / total for uid in own})
+        total = sum(wanted[uid] for uid in own)
+        assert_drawn_by(batches, {uid: wanted[uid] / total for uid in own})
         assert not found.keys() & own
         found |= dict.fromkeys(own)
-    assert found.keys() == law.keys()
+    assert found.keys() == wanted.keys()
 
 
-def test_a_loader_and_a_dataset_draw_its_law():
-    (buffer,), law = several((40,))
+def test_a_loader_and_a_dataset_draw_by_its_probabilities():
+    (buffer,), wanted = several((40,))
     with mr.ReplayLoader(buffer, 64) as loader:
-        assert_law([batch for _, batch in zip(range(100), loader, strict=False)], law)
+        assert_drawn_by([batch for _, batch in zip(range(100), loader, strict=False)], wanted)
 
 
-def test_windows_around_it_begin_by_its_law():
-    buffers, law = several()
+def test_windows_around_it_begin_by_its_probabilities():
+    buffers, wanted = several()
     for buffer in buffers:
         buffer.sampler = mr.SequenceSampler(2, ThirdsSampler(0), boundary="pad")
     both = mr.concat(buffers, by="priority", seed=0)
@@ -110,30 +110,30 @@ def test_windows_around_it_begin_by_its_law():
     for _ in range(100):
         batch = both.sample(64)
         drawn += batch["uid"][:, 0].tolist()
-    assert_distribution(drawn, law)
+    assert_distribution(drawn, wanted)
 
 
-def test_the_page_draws_its_law(tmp_path):
+def test_the_page_draws_by_its_probabilities(tmp_path):
     made(40, None, path=tmp_path / "b").close()
-    _, law = several((40,))
+    _, wanted = several((40,))
     drawn = []
     for seed in range(30):
         answer = draw_steps(ShownBuffer(tmp_path / "b"), "ThirdsSampler(heavy=5.0)", seed)
         assert (answer["seed"], answer["count"]) == (seed, 256)
         drawn += answer["positions"].tolist()
-        expected = [law[position] for position in answer["positions"].tolist()]
+        expected = [wanted[position] for position in answer["positions"].tolist()]
         np.testing.assert_allclose(answer["probabilities"], expected)
-    assert_distribution(drawn, law)
+    assert_distribution(drawn, wanted)
     answer = draw_steps(ShownBuffer(tmp_path / "b"), "SequenceSampler(2, ThirdsSampler())", 0)
     assert answer["form"] == "windows of 2 steps"
 
 
-def test_the_page_draws_nothing_of_which_it_does_not_know_what_it_does():
+def test_the_page_draws_by_no_class_that_it_cannot_describe():
     with pytest.raises(Refusal, match="Uneven cannot draw a batch in parts, which the page needs"):
         parse_sampler("Uneven()", 0)
 
 
-def test_other_arguments_are_another_law():
+def test_other_arguments_are_another_sampler():
     buffers, _ = several()
     buffers[1].sampler = ThirdsSampler(1, heavy=4.0)
     with pytest.raises(mr.SchemaError, match=r"heavy is 4\.0 in buffer 1, and 5\.0 in buffer 0"):
@@ -170,15 +170,15 @@ def test_without_a_generator_it_says_what_to_set():
 
 def test_mass_zero_is_nothing_to_draw():
     class Nothing(ThirdsSampler):
-        def law(self, view):
-            env_ids, positions, masses = super().law(view)
+        def masses(self, view):
+            env_ids, positions, masses = super().masses(view)
             return env_ids, positions, 0 * masses
 
     with pytest.raises(mr.EmptyError, match="cannot draw 2 steps: all 4 legal starts have mass 0"):
         made(4, Nothing(0)).sample(2)
 
 
-def test_an_argument_that_was_not_kept_is_asked_for():
+def test_an_argument_that_no_attribute_holds_is_asked_for():
     class Forgets(mr.UniformSampler):
         def __init__(self, width):
             super().__init__(0)

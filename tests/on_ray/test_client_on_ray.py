@@ -264,7 +264,7 @@ def test_a_node_without_a_label_comes_back_under_its_host(run_name, cluster, tmp
             cluster.wait_dead(str(node.node_id))
 
 
-def test_a_sampler_of_a_user_s_own_draws_by_its_law_from_both(two):
+def test_a_sampler_of_a_user_s_own_draws_by_its_probabilities_from_both(two):
     run, _ = two
     with mr.ray.ReplayClient(run, ThirdsSampler(0), batch_size=64) as client:
         batches = list(islice(client, 60))

@@ -188,7 +188,7 @@ def test_a_sampler_of_a_run_derives_from_the_base_class():
         describe_sampler(Alike())
 
 
-def test_a_part_of_a_split_is_of_one_ring():
+def test_a_split_buffer_is_of_one_ring():
     buffer = mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory")
     buffer.extend(n=np.arange(9))
     part, _ = mr.split(buffer, [0.5, 0.5], by="step", seed=0)

@@ -115,7 +115,7 @@ def test_one_ring_draws_what_the_local_sampler_draws(
     local.close()
 
 
-def law_of_thirds(sizes):
+def probabilities_of_thirds(sizes):
     """Probability of each row by `ThirdsSampler`, of the row's own number."""
     masses = {
         100 * ring + position: 1.0 if position % 3 else 5.0
@@ -126,8 +126,8 @@ def law_of_thirds(sizes):
     return {number: mass / total for number, mass in masses.items()}
 
 
-LAWS = {
-    "a user's own": (lambda: ThirdsSampler(0), law_of_thirds),
+PROBABILITIES = {
+    "a user's own": (lambda: ThirdsSampler(0), probabilities_of_thirds),
     "as many of each environment": (
         lambda: mr.StratifiedSampler(0),
         lambda sizes: {
@@ -148,14 +148,14 @@ LAWS = {
 
 
 @LOCAL
-@pytest.mark.parametrize("name", LAWS)
-def test_each_law_of_shares_is_that_of_one_ring_with_all_rows(make, here, name):
-    sampler, law = LAWS[name]
+@pytest.mark.parametrize("name", PROBABILITIES)
+def test_probabilities_of_shares_are_those_of_one_ring_with_all_rows(make, here, name):
+    sampler, probabilities = PROBABILITIES[name]
     sizes = (30, 12, 3)
     source, _ = make(
         [np.arange(size) + 100 * ring for ring, size in enumerate(sizes)], sampler(), here=here
     )
-    expected, drawn = law(sizes), []
+    expected, drawn = probabilities(sizes), []
     for _ in range(100):
         batch = sample(source, 64)
         numbers = batch["n"].tolist()

@@ -299,13 +299,13 @@ def hidden_sums():
 
 BROKEN = [
     (in_ram(Ones), "new_stores_hold_zeros", "flags of a new store differs"),
-    (in_ram(NoRecords), "every_part_is_there", "no 'records'"),
-    (in_ram(NoLimitStep), "every_part_is_there", "no 'limit_step'"),
+    (in_ram(NoRecords), "nothing_is_missing", "no 'records'"),
+    (in_ram(NoLimitStep), "nothing_is_missing", "no 'limit_step'"),
     (in_ram(StrayHeap), "heap_and_records_are_those_of_the_fields", "heap is MemoryHeap where"),
     (in_ram(StrayRecords), "heap_and_records_are_those_of_the_fields", "packed has no path"),
     (in_ram(Placed), "files_hold_rows_where_they_are_placed", r"but files has \[\]"),
     (on_disk(Misplaced), "files_hold_rows_where_they_are_placed", "of records.bin differs"),
-    (hidden_sums(), "every_part_is_there", "no 'checksum'"),
+    (hidden_sums(), "nothing_is_missing", "no 'checksum'"),
     (in_ram(StoresOthers), "stored_rows_are_those_written", "of stored rows differs"),
     (in_ram(SealsOne), "stored_rows_are_those_written", r"sealed returned bool\[1\]"),
     (in_ram(MapsBackwards), "mapped_fields_show_rows", "mapped field 'bool' differs"),

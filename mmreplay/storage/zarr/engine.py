@@ -28,7 +28,7 @@ from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.heap import HeapSpace
 from mmreplay.storage.layout import HEAP
 from mmreplay.storage.memmap import POLICY, MemmapStore
-from mmreplay.storage.store import Columns, NewBytes, ReadPolicy, TakenValues
+from mmreplay.storage.store import Columns, NewBytes, ReadPolicy, ValuesRead
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.group import ShardedArray, references_of
 from mmreplay.storage.zarr.heap_space import SealedHeapSpace
@@ -224,7 +224,7 @@ class ZarrStore:
         heap_tails: Ids,
         heap_heads: Ids,
         buffer: NewBytes,
-    ) -> TakenValues:
+    ) -> ValuesRead:
         """Copy values of the rows out that `gather` named; see `Store.take_values`."""
         bounds = heap_tails[env_ids], heap_heads[env_ids]
         references, data, illegal = self.take_values_of(
