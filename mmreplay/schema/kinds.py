@@ -1,10 +1,10 @@
 """What a field's values mean: how they are taken, counted, compared and shown.
 
 Each field has a *kind*, ``field.rules``. Whoever reads, shows or converts values asks
-it, and needs no list of the kinds that there are. A new one is a class here, or a subclass
-of one of these that stands in `KINDS` before the others before fields are asked; how
-its values are stored stays what the field's dtype and shape say, so that files do not
-know of it.
+it, and needs no list of the kinds that there are. A new one is a class here, or a
+subclass of one of these that stands in `KINDS` before the others before fields are
+asked; how its values are stored stays what the field's dtype and shape say, so that
+files do not know of it.
 """
 
 from __future__ import annotations
