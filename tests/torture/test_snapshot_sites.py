@@ -143,6 +143,7 @@ def test_a_power_cut_or_kill_at_a_call_leaves_a_copy_whole_or_marked(
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
 )
+@pytest.mark.sliced(1)
 def test_a_fault_at_a_call_is_reported_and_releases_everything(
     prepared, tmp_path, fault, make, every
 ):
