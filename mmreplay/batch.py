@@ -259,41 +259,52 @@ class Batch:
         """Join batches to one, whose key is 0.
 
         Args:
-            batches: At least one, all of arrays or all of tensors. What is read-only is
-                copied, also where it is the only part.
+            batches: At least one, all of arrays or all of tensors, with the same
+                fields. One alone keeps its arrays, but those that are read-only: these
+                are copied.
             order: Rows of the batches in the order that is wanted; by default those of
-                one part after another.
+                one batch after another.
             pad: They are padded episodes; pad all to the longest.
             memory: Where arrays of fields come from.
             shared: What the batches were gathered into, if they were: such rows are not
                 copied.
 
         Raises:
-            SchemaError: Their fields or windows differ.
+            SchemaError: Their fields or windows differ, there is none, or they are
+                ragged episodes.
 
         Example:
             >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
             >>> len(mr.Batch.join([buffer.sample(32), buffer.sample(8)]))
             40
         """
+        if not batches:
+            raise SchemaError("batches must hold at least one batch, got none. Add one.")
+        for batch in batches:
+            if batch.offsets is not None:
+                raise SchemaError(
+                    "batches must be of steps or windows, got ragged episodes. Draw "
+                    "episodes with layout='padded'."
+                )
+            if pad and batch.mask is None:
+                raise SchemaError(
+                    "pad=True needs padded episodes, got a batch without a mask. Leave pad out."
+                )
         if pad:
             longest = max(_window_length(batch) for batch in batches)
             batches = [_padded(batch, longest) for batch in batches]
-        first = batches[0]
-        forms = _forms(first)
-        for batch in batches:
-            differ = batch is not first and _forms(batch) != forms
-            if not differ and batch.offsets is None:
-                continue
-            # As text for the message alone: to write it takes as long as to join.
-            name, mine, other = "fields", str(_shapes(batch)), str(_shapes(first))
-            if not differ:
-                name, mine, other = "episodes", "False", "True"
-            raise SchemaError(
-                f"concat: {name} are {mine} in one buffer and {other} in the first. Give "
-                "all buffers the same transforms and the same kind of sampler, of single "
-                "steps or of windows of one length."
-            )
+        first, *others = batches
+        if others:
+            forms = _forms(first)
+            for batch in others:
+                if _forms(batch) != forms:
+                    # As text only now: to write it takes as long as to join.
+                    raise SchemaError(
+                        f"concat: fields are {_shapes(batch)} in one batch and "
+                        f"{_shapes(first)} in the first. Give all buffers the same "
+                        "transforms and the same kind of sampler, of single steps or of "
+                        "windows of one length."
+                    )
 
         def joined(columns: list[Array], memory: Memory | None = None) -> Array:
             if order is not None:
@@ -331,11 +342,19 @@ class Batch:
         Args:
             rows: int64 ``[N]``, which of them.
 
+        Raises:
+            SchemaError: These are ragged episodes.
+
         Example:
             >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
             >>> buffer.sample(32).select(np.array([3, 0]))["observation"].shape
             (2, 4)
         """
+        if self.offsets is not None:
+            raise SchemaError(
+                "batch holds ragged episodes, of which select takes no steps. Index the "
+                "fields by batch.offsets, or draw with layout='padded'."
+            )
 
         def some(array: Array) -> Array:
             if array is None:
@@ -460,22 +479,28 @@ def _window_length(batch: Batch) -> int:
     return int(batch.mask.shape[1])
 
 
-def _forms(batch: Batch) -> dict[str, tuple[Any, ...]]:
-    """Dtype and shape of a step of each field."""
-    return {
+def _forms(batch: Batch) -> tuple[Any, ...]:
+    """Dtype and shape of a step of each field, and what the draw says of the steps."""
+    fields = {
         path: (a.dtype, a.shape[1:], a.inner) if isinstance(a, Ragged) else (a.dtype, a.shape[1:])
         for path, a in batch.fields.items()
     }
+    drawn = batch.mask is None, batch.window_positions is None, batch.buffer_ids is None
+    return fields, batch.bfloat16, drawn
 
 
 def _shapes(batch: Batch) -> dict[str, str]:
-    """Dtype and shape of a step of each field, as text."""
-    return {
+    """Dtype and shape of a step of each field and of what the draw says, as text."""
+    found = {
         path: array.form.replace(f"[{array.shape[0]}, ", "[", 1)
         if isinstance(array, Ragged)
-        else f"{array.dtype}{list(array.shape[1:])}"
+        else f"{'bfloat16' if path in batch.bfloat16 else array.dtype}{list(array.shape[1:])}"
         for path, array in sorted(batch.fields.items())
     }
+    for name in ("mask", "window_positions", "buffer_ids"):
+        if getattr(batch, name) is not None:
+            found[f"batch.{name}"] = str(list(getattr(batch, name).shape[1:]))
+    return found
 
 
 def _form(array: Array) -> tuple[str, str]:

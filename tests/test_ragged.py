@@ -1,6 +1,7 @@
 """Ragged values against lists of arrays."""
 
 import copy
+import dataclasses
 import math
 import pickle
 
@@ -464,6 +465,27 @@ def test_a_batch_that_is_read_only_is_copied_and_another_is_not(batch):
     assert joined["locked"].tolist() == [1, 1, 1]
     assert joined["observation/mission"].values.flags.writeable
     assert joined["observation/mission"].text() == TEXTS[:3]
+
+
+def refused_join(batches, match, **options):
+    with pytest.raises(SchemaError, match=match):
+        mr.Batch.join(batches, **options)
+
+
+def test_batches_that_are_no_steps_or_windows_of_one_kind_are_not_joined(batch):
+    refused_join([], r"batches must hold at least one batch, got none\. Add one")
+    episodes = dataclasses.replace(batch, offsets=np.array([0, 1, 3]))
+    refused_join([episodes], r"got ragged episodes\. Draw episodes with layout='padded'")
+    refused_join([batch], r"pad=True needs padded episodes, got a batch without a mask", pad=True)
+    numbered = dataclasses.replace(batch, buffer_ids=np.zeros(len(batch), np.int64))
+    for pair in ([batch, numbered], [numbered, batch]):
+        refused_join(pair, r"fields are .*'batch.buffer_ids': '\[\]'")
+    bits = {"bits": np.zeros(3, np.uint16)}
+    half, whole = batch_of(bits), dataclasses.replace(batch_of(bits), bfloat16=frozenset({"bits"}))
+    for pair in ([half, whole], [whole, half]):
+        refused_join(pair, r"fields are .*'bits': '(bfloat16|uint16)\[\]'")
+    with pytest.raises(SchemaError, match=r"of which select takes no steps\. Index the fields"):
+        episodes.select(np.array([0]))
 
 
 def test_batches_whose_ragged_fields_differ_are_refused(batch):
