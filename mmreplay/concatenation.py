@@ -623,7 +623,7 @@ def _num_shown(buffer: ReplayBuffer) -> int:
     """Legal starts that the sampler of a buffer draws from: of windows theirs."""
     view = buffer.view
     with view.lock:
-        count: int = ask(buffer.sampler, "num_starts")(view)
+        count: int = ask(buffer.sampler, "num_starts_of")(view)
         return count
 
 

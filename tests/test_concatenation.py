@@ -209,6 +209,18 @@ class NotedUpdates(mr.UniformSampler):
         return 1
 
 
+class CountsStarts(mr.UniformSampler):
+    """Has a method of its own by a name that says what it counts."""
+
+    def num_starts(self):
+        return 3
+
+
+def test_a_method_of_a_class_of_others_is_not_called():
+    several = mr.concat([made(None, 9, sampler=CountsStarts(k)) for k in range(2)], seed=0)
+    assert len(several.sample(12)) == 12
+
+
 def test_priorities_go_to_the_buffer_that_the_step_is_of():
     samplers = [NotedUpdates(0), mr.UniformSampler(1), NotedUpdates(2)]
     several = mr.concat(

@@ -168,6 +168,29 @@ def known_samplers() -> dict[str, Callable[..., Any]]:
     return found
 
 
+def of_others(function: Callable[..., Any]) -> bool:
+    """Whether what can be named is a class outside mmreplay."""
+    return isinstance(function, type) and not function.__module__.startswith("mmreplay.")
+
+
+def why_not_drawn(function: Callable[..., Any]) -> str | None:
+    """Say why the page does not draw from what can be named; None where it does."""
+    if not getattr(function, "only_starts", True):
+        return "indexes a column or counts uses"
+    shown_otherwise = {*SHOWN_AS, RankPrioritizedSampler}
+    if of_others(function) and not shown_otherwise.isdisjoint(getattr(function, "__mro__", ())):
+        return "would lock stored priorities or lay out windows"
+    return None
+
+
+def stores_something(sampler: Sampler) -> bool:
+    """Whether a sampler, or one inside it, has priorities or reads more than starts."""
+    # Of a part that does not derive from the base class nothing is known.
+    traits, parts = getattr(sampler, "traits", None), getattr(sampler, "parts", ())
+    own = getattr(traits, "priorities", True) or not getattr(sampler, "only_starts", False)
+    return own or any(stores_something(part) for part in parts)
+
+
 @dataclass(slots=True)
 class ParsedSampler:
     """The sampler that a text names.
@@ -210,7 +233,7 @@ class _Parser:
         """Call what a call names, with its arguments."""
         name = name_of(node.func)
         function = {**self.known, LinearSchedule.__name__: LinearSchedule}.get(name)
-        if function is None or depth > MAX_DEPTH or not getattr(function, "only_starts", True):
+        if function is None or depth > MAX_DEPTH or why_not_drawn(function):
             raise self.refusal(name)
         arguments = [self._value(argument, depth) for argument in node.args]
         named = {}
@@ -258,8 +281,10 @@ class _Parser:
             self.by_rank.append(made)
         elif function in (SequenceSampler, EpisodeSampler):
             self.by_episode = True
-        elif isinstance(function, type) and not function.__module__.startswith("mmreplay."):
-            # Of a law that says itself where steps fall nothing else is called.
+        elif of_others(function):
+            if stores_something(made):
+                raise not_drawn(function.__name__, "keeps priorities, or reads more than starts")
+            # Of what says itself where steps fall nothing else is called.
             refuse_alone([made], "the page")
         return made
 
@@ -285,13 +310,10 @@ class _Parser:
         Args:
             name: What is called, where that is the fault.
         """
-        if not getattr(self.known.get(name), "only_starts", True):
-            return Refusal(
-                BAD,
-                f"The page cannot draw from {name}, which indexes a column or counts "
-                "uses. Draw from it in Python.",
-            )
-        drawn = [each for each, made in self.known.items() if getattr(made, "only_starts", True)]
+        reason = why_not_drawn(self.known[name]) if name in self.known else None
+        if reason is not None:
+            return not_drawn(name, reason)
+        drawn = [each for each, made in self.known.items() if not why_not_drawn(made)]
         known = {each.lower(): each for each in (*drawn, LinearSchedule.__name__)}
         near = difflib.get_close_matches(name.lower(), known, 1)
         if near and known[near[0]] != name:
@@ -304,6 +326,13 @@ class _Parser:
             f"PrioritizedSampler(alpha=0.6). Known are {', '.join(names)}; "
             "ignore_earliest(100, UniformSampler()) leaves the oldest rows out.",
         )
+
+
+def not_drawn(name: str, reason: str) -> Refusal:
+    """What is said of a sampler that the page does not draw from."""
+    return Refusal(
+        BAD, f"The page cannot draw from {name}, which {reason}. Draw from it in Python."
+    )
 
 
 def name_of(node: ast.expr) -> str:
@@ -349,7 +378,7 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
     try:
         sampler: Sampler = parser.make(call)
     except (ReplayError, TypeError, ValueError, OverflowError) as error:
-        raise Refusal(BAD, f"{text}: {_without_callables(str(error))}") from error
+        raise Refusal(BAD, f"{text}: {_as_typed(str(error))}") from error
     used = parser.seeds[-1] if len(set(parser.seeds)) == 1 else None
     own_seed = used is not None and "seed=" in text.replace(" ", "")
     return ParsedSampler(
@@ -357,8 +386,10 @@ def parse_sampler(text: str, seed: int) -> ParsedSampler:
     )
 
 
-def _without_callables(text: str) -> str:
-    """Return advice without functions, which cannot be typed on the page."""
+def _as_typed(text: str) -> str:
+    """Return advice in names that can be typed on the page, and without functions."""
+    for named, shown_as in SHOWN_AS.items():
+        text = text.replace(shown_as.__name__, named.__name__)
     if text.startswith("where must be a callable"):
         return "where is a function, which cannot be typed here. Leave it out."
     return text.replace(" or a callable that maps a step to one", "")

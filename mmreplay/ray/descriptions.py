@@ -68,6 +68,12 @@ def _described(thing: Any) -> Description:
             "to the batches instead."
         )
     if is_dataclass(thing):
+        made_by = next(each for each in kind.__mro__ if "__init__" in vars(each))
+        if "__dataclass_fields__" not in vars(made_by):
+            raise SchemaError(
+                f"{kind.__name__} must be made by its fields to travel to rings on other nodes, "
+                "and has a constructor of its own. Make the arguments fields."
+            )
         arguments = {each.name: getattr(thing, each.name) for each in fields(thing) if each.init}
     else:
         local = traits_of(thing).local

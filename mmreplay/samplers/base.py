@@ -259,7 +259,8 @@ class Sampler(Protocol):
             it refuses the sampler at once.
         divides: See `Traits`; `SHARES` of a class without a `draw` of its own. Else it
             holds for the `draw` of the class that says it, and of a class that replaces
-            `draw` and says nothing it is `ALONE`.
+            `draw` and says nothing it is `ALONE`, unless it keeps priorities: by those
+            it is drawn then.
         described: It may be made again of its class and `settings` in a process that
             another one asks to draw.
         only_starts: A draw reads nothing of the rows but which are legal starts, and
@@ -281,6 +282,12 @@ class Sampler(Protocol):
     where: str | None = None
     _random: StepGenerator | None = None
     _step: int = 0
+
+    def __init_subclass__(cls) -> None:
+        """Take the default `settings` where a class replaces the constructor alone."""
+        super().__init_subclass__()
+        if "__init__" in vars(cls) and "settings" not in vars(cls):
+            cls.settings = Sampler.settings  # type: ignore[method-assign]  # of this class
 
     @property
     def traits(self) -> Traits:
@@ -388,10 +395,12 @@ class Sampler(Protocol):
             SchemaError: There is no such attribute.
         """
         found: dict[str, Any] = {}
-        for name in inspect.signature(type(self)).parameters:
+        for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, getattr(self, f"_{name}", MISSING))
             if value is MISSING and name == "seed" and self._random is not None:
                 value = self._random.given_seed
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                value = MISSING
             if value is MISSING:
                 raise SchemaError(
                     f"{type(self).__name__} must say with which {name} it was made, and "
@@ -413,7 +422,7 @@ class Sampler(Protocol):
             own |= ask(part, "joint_settings")
         return own
 
-    def num_starts(self, view: View) -> int:
+    def num_starts_of(self, view: View) -> int:
         """Legal starts of a view that it draws from: of windows and episodes theirs."""
         return num_legal(view)
 
@@ -514,15 +523,27 @@ def innermost(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def declared_divides(sampler: Sampler) -> str:
-    """How a sampler's batches are divided, by what its class says of its own `draw`."""
-    for each in type(sampler).__mro__:
+def replaces_draw(kind: type) -> bool:
+    """Whether a class replaces the `draw` of the class that says how it is divided."""
+    for each in kind.__mro__:
         if "divides" in vars(each):
-            own: str = ask(sampler, "divides")
-            return own if own in DIVIDES else ALONE
+            return False
         if "draw" in vars(each):
             break
-    return ALONE
+    return True
+
+
+def declared_divides(sampler: Sampler) -> str:
+    """How a sampler's batches are divided, by what its class says of its `draw`."""
+    kind = type(sampler)
+    says = next((each for each in kind.__mro__ if "divides" in vars(each)), Sampler)
+    if replaces_draw(kind):
+        # By priority it is drawn by those that it keeps, whichever way it draws alone.
+        by_default = getattr(says, "draw", Sampler.draw) is Sampler.draw
+        if by_default or not keeps_priorities(sampler):
+            return ALONE
+    own = ask(sampler, "divides")
+    return own if isinstance(own, str) and own in DIVIDES else ALONE
 
 
 def num_left_out(sampler: Sampler | None, view: View) -> int:
@@ -673,11 +694,15 @@ def call_repr(sampler: Sampler) -> str:
     """Text of the call that makes a sampler again, by its `settings`: its `repr`.
 
     Those that are the constructor's default are left out where they are given by
-    keyword alone, or are None.
+    keyword alone, or are None. Of a class with another constructor they are those of
+    the class that it derives from.
     """
-    parameters = inspect.signature(type(sampler)).parameters
+    own = (None, Sampler.settings)
+    kinds = type(sampler).__mro__
+    kind = next(each for each in kinds if vars(each).get("settings") not in own)
+    parameters = inspect.signature(kind).parameters
     arguments = []
-    for name, value in sampler.settings().items():
+    for name, value in vars(kind)["settings"](sampler).items():
         parameter = parameters[name]
         plain = parameter.kind is parameter.KEYWORD_ONLY or value is None
         if not (plain and value == parameter.default):

@@ -343,9 +343,9 @@ class NarrowingSampler(Wrapper):
         weights: JointWeights = ask(self.parts[0], "joint_weights")(step, masses)
         return weights
 
-    def num_starts(self, view: View) -> int:
-        """Legal starts that are left; see `Sampler.num_starts`."""
-        count: int = ask(self.parts[0], "num_starts")(self.shown(view))
+    def num_starts_of(self, view: View) -> int:
+        """Legal starts that are left; see `Sampler.num_starts_of`."""
+        count: int = ask(self.parts[0], "num_starts_of")(self.shown(view))
         return count
 
     def more(self, view: View, batch_size: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, Sampler, State, View, ask, traits_of
+from mmreplay.samplers.base import Draw, Sampler, State, View, ask, replaces_draw, traits_of
 from mmreplay.samplers.joint import JointWeights, Numbers
 
 
@@ -66,7 +66,8 @@ def refuse_alone(samplers: Sequence[Sampler], asked: str, ranks: bool = False) -
     Args:
         samplers: Of each buffer.
         asked: What asks for it, for the message.
-        ranks: Whether an epoch can be divided by its ranks.
+        ranks: Whether an epoch can be divided by its ranks, and the draw that a class
+            replaces counts, also where it keeps priorities.
 
     Raises:
         SchemaError: One cannot draw a batch in parts.
@@ -74,7 +75,11 @@ def refuse_alone(samplers: Sequence[Sampler], asked: str, ranks: bool = False) -
 
     def divides(sampler: Sampler) -> bool:
         traits = traits_of(sampler)
-        return traits.in_shares or (ranks and traits.in_ranks)
+        if not ranks:
+            return traits.in_shares
+        inside = [part for part in ask(sampler, "parts") if traits_of(part).in_shares]
+        own = traits.in_shares or traits.in_ranks
+        return own and not replaces_draw(type(sampler)) and all(map(divides, inside))
 
     for sampler in samplers:
         if divides(sampler):
@@ -89,17 +94,35 @@ def refuse_alone(samplers: Sequence[Sampler], asked: str, ranks: bool = False) -
         )
 
 
+PROBABILITIES = ("mass", "draw_at", "points", "joint_weights", "shown")
+"""Methods by which several buffers are drawn from as one."""
+
+
+def sources_of_probabilities(sampler: Sampler) -> list[type]:
+    """The classes that say the probabilities of a sampler, and of those inside it.
+
+    A class that inherits all of that from a sampler of mmreplay is as that one; of
+    others, what their methods call may have been replaced.
+    """
+    kind, parts = type(sampler), ask(sampler, "parts")
+    says = (each for each in kind.__mro__ if not vars(each).keys().isdisjoint(PROBABILITIES))
+    source = next(says, Sampler)
+    inside = sources_of_probabilities(parts[0]) if len(parts) == 1 else []
+    return [source if source.__module__.startswith("mmreplay.") else kind, *inside]
+
+
 def not_alike(samplers: Sequence[Sampler]) -> str | None:
     """Say what keeps samplers from drawing from their buffers as from one.
 
     Returns:
         None where they can.
     """
-    name = called_sampler(samplers[0])
+    sources = sources_of_probabilities(samplers[0])
     first: dict[str, Any] = ask(samplers[0], "joint_settings")
     for number, sampler in enumerate(samplers):
         own: dict[str, Any] = ask(sampler, "joint_settings")
-        if called_sampler(sampler) != name or own.keys() != first.keys():
+        if sources_of_probabilities(sampler) != sources or own.keys() != first.keys():
+            name = called_sampler(samplers[0])
             return f"buffer {number} has a {called_sampler(sampler)}, and buffer 0 a {name}"
         for argument, value in own.items():
             if np.any(value != first[argument]):

@@ -397,7 +397,7 @@ class PrioritizedSampler(PriorityBasedSampler):
     def joint_settings(self) -> dict[str, Any]:
         """See `Sampler.joint_settings`."""
         # Each buffer has priorities of its own, and those of windows are made there.
-        own = self.settings()
+        own = PrioritizedSampler.settings(self)
         return {name: own[name] for name in own if name not in ("seed", "name", "eta")}
 
     def points(self, numbers: Masses) -> Masses:

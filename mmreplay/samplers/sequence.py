@@ -46,6 +46,7 @@ from mmreplay.samplers.base import (
     Traits,
     View,
     Windows,
+    ask,
     call_repr,
     single,
     traits_of,
@@ -258,6 +259,12 @@ class SequenceSampler(WindowSampler):
             **others,
             "first_only": self._first_only,
         }
+
+    @property
+    def joint_settings(self) -> dict[str, Any]:
+        """See `Sampler.joint_settings`."""
+        inner: dict[str, Any] = ask(self.parts[0], "joint_settings")
+        return {**self._arguments, "first_only": self._first_only, **inner}
 
     @property
     def divides(self) -> str:  # type: ignore[override]  # set by its part alone

@@ -183,6 +183,68 @@ class Alike:
     state_dict = load_state_dict = ThirdsSampler.state_dict
 
 
+class Extra(mr.PrioritizedSampler):
+    """Has an argument of its own, and passes the others on."""
+
+    def __init__(self, extra=3, **options):
+        super().__init__(**options)
+        self.extra = extra
+
+
+class Newest(mr.UniformSampler):
+    """Keeps the argument of its own."""
+
+    def __init__(self, seed=None, *, window=100):
+        super().__init__(seed)
+        self.window = window
+
+
+class SaysBoth(mr.PrioritizedSampler):
+    """Says with which arguments it is made."""
+
+    def __init__(self, extra=3, **options):
+        super().__init__(**options)
+        self.extra = extra
+
+    def settings(self):
+        return {**super().settings(), "extra": self.extra}
+
+
+class OwnDraw(mr.PrioritizedSampler):
+    """Draws otherwise than shards would."""
+
+    def draw(self, view, batch_size):
+        return super().draw(view, batch_size)
+
+
+class OwnSteps(mr.NStep):
+    """A transform with a constructor of its own."""
+
+    def __init__(self):
+        super().__init__(3, gamma=0.5)
+
+
+def test_arguments_of_a_class_of_others_travel_or_it_is_refused():
+    made = make(describe_sampler(Newest(1, window=7)))
+    assert (type(made), made.window) == (Newest, 7)
+    made = make(describe_sampler(SaysBoth(9, alpha=0.7)))
+    assert (made.extra, made.settings()["alpha"]) == (9, 0.7)
+    for sampler in (Extra(9), mr.SequenceSampler(4, Extra(9))):
+        with pytest.raises(
+            SchemaError, match=r"Extra must say with which options it was made, .* Define settings"
+        ):
+            describe_sampler(sampler)
+    assert repr(Extra(9, alpha=0.7)) == "Extra(alpha=0.7, beta=0.4)"
+
+
+def test_what_a_class_of_others_replaces_is_not_left_out():
+    for sampler in (OwnDraw(), mr.SequenceSampler(4, OwnDraw())):
+        with pytest.raises(SchemaError, match="OwnDraw cannot draw a batch in parts"):
+            describe_sampler(sampler)
+    with pytest.raises(SchemaError, match=r"OwnSteps must be made by its fields .* Make the"):
+        describe_transforms([OwnSteps()])
+
+
 def test_a_sampler_of_a_run_derives_from_the_base_class():
     with pytest.raises(SchemaError, match=r"Alike must derive from mmreplay\.samplers\.base\.S"):
         describe_sampler(Alike())

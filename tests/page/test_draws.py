@@ -332,6 +332,63 @@ def test_text_that_is_no_sampler_is_refused(text, tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
+class OwnPriorities(mr.PrioritizedSampler):
+    """Would take the lock of the stored priorities."""
+
+
+class OwnRanks(mr.RankPrioritizedSampler):
+    """Would, too."""
+
+
+class OwnWindows(mr.SequenceSampler):
+    """Would lay out windows of any length."""
+
+
+class Hiding(mr.UniformSampler):
+    """Has a sampler inside that no text names."""
+
+    def __init__(self, seed=None):
+        super().__init__(seed)
+        vars(self).update(parts=(OwnPriorities(seed=seed),))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("OwnPriorities()", "OwnPriorities", "would lock"),
+        ("OwnPriorities", "OwnPriorities", "would lock"),
+        ("OwnRanks()", "OwnRanks", "would lock"),
+        ("SequenceSampler(3, OwnPriorities())", "OwnPriorities", "would lock"),
+        ("RecentSampler(5, 0.5, OwnPriorities())", "OwnPriorities", "would lock"),
+        ("OwnWindows(3, PrioritizedSampler())", "OwnWindows", "would lock"),
+        ("OwnWindows(65537)", "OwnWindows", "would lock"),
+        ("Hiding()", "Hiding", "keeps priorities, or reads more than starts"),
+    ],
+)
+def test_a_class_of_others_that_would_write_is_refused_by_name(
+    ask, prioritized, tmp_path, rng, text, name, reason
+):
+    if reason == "would lock":
+        reason += " stored priorities or lay out windows"
+    without = tmp_path / "without"
+    make_buffer(without, rng)
+    before = files_of(prioritized)
+    for each in (prioritized, without):
+        status, words = ask(each).refused("draws", urlencode({"sampler": text, "seed": 0}))
+        assert status == 400
+        assert words == (
+            f"The page cannot draw from {name}, which {reason}. Draw from it in Python."
+        )
+    assert files_of(prioritized) == before
+    assert not (without / "samplers").exists()
+
+
+def test_messages_name_samplers_as_they_are_typed():
+    with pytest.raises(Refusal, match="got the SequenceSampler, of") as refused:
+        parse_sampler("SequenceSampler(10, SequenceSampler(10))", 0)
+    assert "WindowStarts" not in str(refused.value)
+
+
 def test_a_sampler_takes_the_column_that_it_names(ask, path, rng):
     for name, highest in (("td", 1000.0), ("prioritized", 1.0)):
         sampler = mr.PrioritizedSampler(name=name, seed=0)

@@ -276,49 +276,182 @@ def test_a_state_continues_the_draws_and_fits_no_other_division(rng):
     assert repr(several()).endswith(", by='priority'>")
 
 
+ALONE = (
+    "{} cannot draw a batch in parts, which concat by priority needs. Use one that can, such as "
+    "UniformSampler, StratifiedSampler or PrioritizedSampler, or a SequenceSampler around it."
+)
+UNLIKE = (
+    "by='priority' needs samplers of one class with equal arguments in all buffers, but {}. Open "
+    "the buffers with such samplers, or leave `by` out."
+)
+
+
+class OwnDraw(mr.PrioritizedSampler):
+    """Counts its draws."""
+
+    drawn = 0
+
+    def draw(self, view, batch_size):
+        self.drawn += 1
+        return super().draw(view, batch_size)
+
+
+class OwnState(mr.PrioritizedSampler):
+    """Has a word of its own in its state."""
+
+    def state_dict(self, priorities=False):
+        return {**super().state_dict(priorities), "own": 1}
+
+
+class OwnArguments(mr.PrioritizedSampler):
+    """Has a constructor of its own."""
+
+    def __init__(self, extra=3, **options):
+        super().__init__(**options)
+        self.extra = extra
+
+
+class OwnWindows(mr.SequenceSampler):
+    """Has a constructor of its own around one of priorities."""
+
+    def __init__(self, inside, **options):
+        super().__init__(2, inside, **options)
+
+
 @pytest.mark.parametrize(
-    ("samplers", "reason"),
+    "makes",
+    [
+        [OwnDraw, OwnDraw],
+        [mr.PrioritizedSampler, OwnState],
+        [OwnState, mr.PrioritizedSampler],
+        [OwnArguments, mr.PrioritizedSampler],
+        [lambda **options: OwnWindows(OwnDraw(**options))] * 2,
+    ],
+)
+def test_a_class_of_others_that_keeps_to_the_priorities_draws_as_theirs(makes, rng):
+    values = [rng.random(9), rng.random(40)]
+
+    def several(makes):
+        buffers = [made(np.arange(len(own))) for own in values]
+        for buffer, own, make in zip(buffers, values, makes, strict=True):
+            buffer.sampler = make(name=None, seed=0)
+            count = len(own)
+            with buffer.view.lock:
+                buffer.sampler.update_priorities(
+                    buffer.view, np.zeros(count, np.int64), np.arange(count), own
+                )
+        return mr.concat(buffers, by="priority", seed=3)
+
+    own = several(makes)
+    plain = several(
+        [mr.PrioritizedSampler] * 2
+        if isinstance(makes[0], type)
+        else [lambda **options: mr.SequenceSampler(2, mr.PrioritizedSampler(**options))] * 2
+    )
+    for _ in range(3):
+        batch, expected = own.sample(32), plain.sample(32)
+        np.testing.assert_array_equal(batch.positions, expected.positions)
+        np.testing.assert_array_equal(batch.weights, expected.weights)
+        for several_of, drawn in ((own, batch), (plain, expected)):
+            several_of.update_priorities(drawn, np.asarray(drawn.positions) + 1.0)
+
+
+class Newest(mr.UniformSampler):
+    """Has an argument that the samplers of mmreplay do not know."""
+
+    def __init__(self, seed=None, *, window=100):
+        super().__init__(seed)
+        self.window = window
+
+
+class Forgetful(mr.UniformSampler):
+    """Does not keep its argument."""
+
+    def __init__(self, seed=None, *, window=100):
+        super().__init__(seed)
+
+
+class OtherMass(mr.UniformSampler):
+    """Replaces a part of the law."""
+
+    def points(self, numbers):
+        return np.sort(numbers)
+
+
+class OtherDraw(mr.StratifiedSampler):
+    """Replaces the draw of one that keeps no priorities."""
+
+    def draw(self, view, batch_size):
+        return mr.UniformSampler(0).draw(view, batch_size)
+
+
+@pytest.mark.parametrize(
+    ("samplers", "message"),
     [
         (
+            [Newest(window=7), Newest(window=100)],
+            UNLIKE.format("window is 100 in buffer 1, and 7 in buffer 0"),
+        ),
+        (
+            [Forgetful(), Forgetful()],
+            "Forgetful must say with which window it was made, and has no such attribute. Define "
+            "settings(), or keep the argument.",
+        ),
+        (
+            [mr.UniformSampler(), OtherMass()],
+            UNLIKE.format("buffer 1 has a OtherMass, and buffer 0 a UniformSampler"),
+        ),
+        ([OtherDraw(0)], ALONE.format("OtherDraw")),
+        (
             [mr.PrioritizedSampler(name=None), mr.RankPrioritizedSampler(name=None)],
-            "RankPrioritizedSampler cannot draw a batch in parts",
+            ALONE.format("RankPrioritizedSampler"),
         ),
         (
             [mr.PrioritizedSampler(name=None), mr.PrioritizedSampler(0.7, name=None)],
-            "alpha is 0.7 in buffer 1, and 0.6 in buffer 0",
+            UNLIKE.format("alpha is 0.7 in buffer 1, and 0.6 in buffer 0"),
         ),
         (
             [
                 mr.SequenceSampler(2, mr.PrioritizedSampler(name=None)),
                 mr.PrioritizedSampler(name=None),
             ],
-            "buffer 1 has a PrioritizedSampler, and buffer 0 a SequenceSampler around",
+            UNLIKE.format(
+                "buffer 1 has a PrioritizedSampler, and buffer 0 a SequenceSampler around "
+                "PrioritizedSampler"
+            ),
         ),
         (
             [
                 mr.PrioritizedSampler(name=None),
                 mr.SequenceSampler(2, mr.PrioritizedSampler(name=None)),
             ],
-            "buffer 1 has a SequenceSampler around PrioritizedSampler",
+            UNLIKE.format(
+                "buffer 1 has a SequenceSampler around PrioritizedSampler, and buffer 0 a "
+                "PrioritizedSampler"
+            ),
         ),
-        ([mr.SequenceSampler(2), mr.SequenceSampler(3)], "length is 3 in buffer 1, and 2 in"),
-        ([mr.StratifiedSampler(0), mr.UniformSampler(0)], "buffer 1 has a UniformSampler, and"),
+        (
+            [mr.SequenceSampler(2), mr.SequenceSampler(3)],
+            UNLIKE.format("length is 3 in buffer 1, and 2 in buffer 0"),
+        ),
+        (
+            [mr.StratifiedSampler(0), mr.UniformSampler(0)],
+            UNLIKE.format("buffer 1 has a UniformSampler, and buffer 0 a StratifiedSampler"),
+        ),
         (
             [mr.SequenceSampler(2, mr.DistinctSampler(0))],
-            "SequenceSampler around DistinctSampler cannot draw a batch in parts",
+            ALONE.format("SequenceSampler around DistinctSampler"),
         ),
-        ([mr.ShuffledSampler(0)], "ShuffledSampler cannot draw a batch in parts, which concat"),
+        ([mr.ShuffledSampler(0)], ALONE.format("ShuffledSampler")),
     ],
 )
-def test_samplers_that_cannot_draw_as_one_are_named(samplers, reason):
+def test_samplers_that_cannot_draw_as_one_are_named(samplers, message):
     buffers = [made(np.arange(9)) for _ in samplers]
     for buffer, sampler in zip(buffers, samplers, strict=True):
         buffer.sampler = sampler
     with pytest.raises(SchemaError) as error:
         mr.concat(buffers, by="priority")
-    assert reason in str(error.value)
-    ways_out = ("Open the buffers with such samplers, or leave `by` out.", "Use one that can, such")
-    assert any(way_out in str(error.value) for way_out in ways_out)
+    assert str(error.value) == message
 
 
 def test_a_sampler_replaced_later_is_refused_at_the_draw():
