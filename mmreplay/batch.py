@@ -352,7 +352,7 @@ class Batch:
         """
         if self.offsets is not None:
             raise SchemaError(
-                "batch holds ragged episodes, of which select takes no steps. Index the "
+                "batch holds ragged episodes, and select takes single steps. Index the "
                 "fields by batch.offsets, or draw with layout='padded'."
             )
 

@@ -484,7 +484,7 @@ def test_batches_that_are_no_steps_or_windows_of_one_kind_are_not_joined(batch):
     half, whole = batch_of(bits), dataclasses.replace(batch_of(bits), bfloat16=frozenset({"bits"}))
     for pair in ([half, whole], [whole, half]):
         refused_join(pair, r"fields are .*'bits': '(bfloat16|uint16)\[\]'")
-    with pytest.raises(SchemaError, match=r"of which select takes no steps\. Index the fields"):
+    with pytest.raises(SchemaError, match=r"and select takes single steps\. Index the fields"):
         episodes.select(np.array([0]))
 
 

@@ -42,7 +42,7 @@ class ValueReader:
             heap: Of its store.
             next_paths: Of fields whose next values batches hold too, under these names.
             overwritten: Says which steps may be overwritten by now, each by itself
-                (``alone``) or with all that transforms read of it.
+                (``alone``) or with the rows that transforms read around it.
         """
         self._store, self._heap, self._commit = files.store, heap, files.commit
         self._fields, self._ring = files.metadata.schema.fields, files.metadata.ring

@@ -183,7 +183,7 @@ def share_of_rank(ranks: Ids, total: int) -> NDArray[np.float64]:
 ONLY_LEARNERS = frozenset(
     ("seed", "rank", "num_ranks", "drop_last", "shuffle", "layout", "batches", "block")
 )
-"""All arguments: ranks are drawn by whoever plans the epoch."""
+"""All arguments: the program that plans the epoch draws the ranks."""
 CHUNK = 8192
 """Steps looked up at once, so that no batch pays for a search of the buffer."""
 

@@ -316,12 +316,12 @@ class Store(Protocol):
     def settle(
         self, first: NDArray[np.int64], stop: NDArray[np.int64], *, seal: bool = True
     ) -> None:
-        """Note in a new buffer which rows are alive, for whoever reads its files.
+        """Note in a new buffer which rows are alive, for programs that read its files.
 
         Args:
             first: int64 ``[E]``, oldest positions.
             stop: int64 ``[E]``, the next positions.
-            seal: Move all that are alive to where they are to stay.
+            seal: Move the rows alive to where they stay.
 
         Raises:
             FullError: No space is left for that.
