@@ -196,7 +196,11 @@ class FileCopy:
         commit.refresh()
         assert commit.heap_tails is not None
         self.heap_tails = np.minimum(commit.heap_tails, self.heap_heads)
-        tails = np.minimum(commit.tails, self.heads)
+        self._recheck_tails()
+
+    def _recheck_tails(self) -> None:
+        """Note the rows below the tails as they are now: their values may be overwritten."""
+        tails = np.minimum(self._commit.tails, self.heads)
         self.lost = np.maximum(self.lost, np.where(tails > self.firsts, tails, 0))
 
     def _clone(self) -> bool:
@@ -553,6 +557,8 @@ class ShardCopy(FileCopy):
             # Only those that were not overwritten before now are this lap's.
             env = np.array([env_id])
             self._recheck(np.array([first]), np.array([stop]), env)
+            # Rows that were cleared need no shard before their values are overwritten.
+            self._recheck_tails()
             oldest = max(0, int(self.tails[env_id]) - first)
             field, zeros = source.schema.fields[path], np.zeros(len(ids), np.int64)
             heads = np.full(len(ids), head)

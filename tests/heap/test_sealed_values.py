@@ -15,6 +15,7 @@ import pytest
 from numcodecs import blosc
 
 import mmreplay as mr
+from mmreplay.buffer.copy_files import ShardCopy
 from mmreplay.buffer.value_reader import ValueReader
 from mmreplay.errors import CorruptError, FullError, SchemaError
 from mmreplay.format import metadata as metadata_file
@@ -378,6 +379,30 @@ def test_a_snapshot_of_a_live_buffer_can_be_written_on(tmp_path):
     finally:
         stop.set()
         thread.join()
+    writer.close()
+
+
+def test_a_snapshot_leaves_out_rows_that_are_cleared_meanwhile(tmp_path, monkeypatch):
+    writer, rows = filled(tmp_path / "ring", 37), []
+    copy_values = ShardCopy._copy_values
+
+    def copied_late(self, env_id, first, stop):
+        if not rows:
+            # No shard is made of the newest ones, and the heap laps over their values.
+            writer.clear()
+            go_on(writer, 180)
+        rows.extend(range(first, stop))
+        return copy_values(self, env_id, first, stop)
+
+    monkeypatch.setattr(ShardCopy, "_copy_values", copied_late)
+    made = writer.snapshot(tmp_path / "copy")
+    assert 36 in rows
+    assert (made.rows, made.cut_rows) == (0, 37)
+    with reopened(tmp_path / "copy") as buffer:
+        assert buffer.heads.tolist() == [37]
+        go_on(buffer, 150)
+        check(buffer, 150)
+    assert mr.verify_buffer(tmp_path / "copy").ok
     writer.close()
 
 
