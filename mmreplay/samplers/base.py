@@ -284,10 +284,16 @@ class Sampler(Protocol):
     _step: int = 0
 
     def __init_subclass__(cls) -> None:
-        """Take the default `settings` where a class replaces the constructor alone."""
+        """Take defaults where a class replaces the constructor or the state alone."""
         super().__init_subclass__()
         if "__init__" in vars(cls) and "settings" not in vars(cls):
             cls.settings = Sampler.settings  # type: ignore[method-assign]  # of this class
+        # A bookmark of the class that it extends lacks what it adds to the state.
+        holders = list(enumerate(cls.__mro__))
+        first = {name: number for number, each in reversed(holders) for name in vars(each)}
+        if min(first["state_dict"], first["load_state_dict"]) < first["bookmark"]:
+            cls.bookmark = Sampler.bookmark  # type: ignore[method-assign]  # of this class
+            cls.return_to = Sampler.return_to  # type: ignore[method-assign]  # of this class
 
     @property
     def traits(self) -> Traits:

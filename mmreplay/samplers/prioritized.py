@@ -257,22 +257,13 @@ class PriorityBasedSampler(Sampler):
         arguments = {name: getattr(self._options, name) for name in names}
         return {**arguments, "seed": self._random.given_seed}
 
-    def _has_our_states(self) -> bool:
-        """Whether a class that extends this one has no states of its own."""
-        own, ours = type(self), PriorityBasedSampler
-        same_saved = own.state_dict is ours.state_dict
-        return same_saved and own.load_state_dict is ours.load_state_dict
-
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`; priorities stay as they are."""
-        return self._step if self._has_our_states() else self.state_dict()
+        return self._step
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""
-        if type(bookmark) is int:
-            self._step = bookmark
-        else:
-            self.load_state_dict(bookmark)
+        self._step = bookmark
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed and step.

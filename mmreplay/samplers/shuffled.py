@@ -523,23 +523,12 @@ class ShuffledSampler(Sampler):
             "drop_last=False."
         )
 
-    def _has_our_states(self) -> bool:
-        """Whether a class that extends this one has no states of its own."""
-        own, ours = type(self), ShuffledSampler
-        same_saved = own.state_dict is ours.state_dict
-        return same_saved and own.load_state_dict is ours.load_state_dict
-
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`."""
-        if not self._has_our_states():
-            return self.state_dict()
         return self._step, self._epoch, self._done, self.skipped, self._frozen
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""
-        if type(bookmark) is not tuple:
-            self.load_state_dict(bookmark)
-            return
         self._step, self._epoch, self._done, self.skipped, self._frozen = bookmark
         self._forget()
 

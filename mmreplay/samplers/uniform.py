@@ -213,22 +213,13 @@ class UniformSampler(Sampler):
         ids, more = view.start_at(_below(num_legal, shares[-missing:]))
         return np.concatenate([env_ids, ids]), np.concatenate([positions, more])
 
-    def _has_our_states(self) -> bool:
-        """Whether a class that extends this one has no states of its own."""
-        own, ours = type(self), UniformSampler
-        same_saved = own.state_dict is ours.state_dict
-        return same_saved and own.load_state_dict is ours.load_state_dict
-
     def bookmark(self) -> Any:
         """See `Sampler.bookmark`."""
-        return self._step if self._has_our_states() else self.state_dict()
+        return self._step
 
     def return_to(self, bookmark: Any) -> None:
         """See `Sampler.return_to`."""
-        if type(bookmark) is int:
-            self._step = bookmark
-        else:
-            self.load_state_dict(bookmark)
+        self._step = bookmark
 
     def state_dict(self) -> State:
         """Seed and step."""

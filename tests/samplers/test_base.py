@@ -113,3 +113,50 @@ def test_another_attribute_named_traits_is_no_traits():
     sampler = First()
     sampler.traits = ["bold"]
     assert traits_of(sampler) == Traits(memory=True)
+
+
+class Counting:
+    """Counts its draws, which is a part of its state."""
+
+    num_draws = 0
+
+    def draw(self, view, batch_size):
+        self.num_draws += 1
+        return super().draw(view, batch_size)
+
+    def state_dict(self, **options):
+        return {"num_draws": self.num_draws, "rest": super().state_dict(**options)}
+
+    def load_state_dict(self, state):
+        self.num_draws = state["num_draws"]
+        super().load_state_dict(state["rest"])
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (mr.UniformSampler, {}),
+        (mr.PrioritizedSampler, {}),
+        (mr.RankPrioritizedSampler, {}),
+        (mr.ShuffledSampler, {}),
+        (mr.MixtureSampler, {"samplers": [(mr.UniformSampler(seed=1), 1)]}),
+        (mr.SequenceSampler, {"length": 2}),
+    ],
+)
+def test_a_sampler_goes_back_to_its_bookmark_whatever_a_class_adds_to_its_state(
+    kind, arguments, own
+):
+    if own:
+        kind = type("Own", (Counting, kind), {})
+    sampler = kind(**arguments)
+    buffer = made(sampler)
+    buffer.sample(4)
+    bookmark, state = sampler.bookmark(), sampler.state_dict()
+    drawn = buffer.sample(4)
+    assert sampler.state_dict() != state
+    sampler.return_to(bookmark)
+    assert sampler.state_dict() == state
+    again = buffer.sample(4)
+    assert again.positions.tolist() == drawn.positions.tolist()
+    assert (sampler.num_draws == 2) if own else (kind.bookmark is not Sampler.bookmark)
