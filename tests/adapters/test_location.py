@@ -226,6 +226,7 @@ def test_a_folder_that_is_made_at_the_same_time_is_used(tmp_path, monkeypatch):
         files.make_folder(tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_takes_its_temporary_folder_along(tmp_path):
     code = MAKING + (
         "worker = multiprocessing.get_context('fork').Process(target=make)\n"

@@ -209,6 +209,7 @@ def test_a_page_is_the_same_when_it_is_written_from_the_record(tmp_path, monkeyp
     assert [path.read_text() for path in written] == texts
 
 
+@pytest.mark.slow
 def test_a_script_runs_in_the_interpreter_that_is_named(tmp_path, monkeypatch):
     options = ["bench_tree", "--quick", "--peers", "", "--docs", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["all", *options, "--python", sys.executable])
@@ -218,6 +219,7 @@ def test_a_script_runs_in_the_interpreter_that_is_named(tmp_path, monkeypatch):
     assert "numpy" in kept["bench_tree"]["versions"]
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_leaves_the_others_results(results, tmp_path, monkeypatch, capsys):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / every.RAW).write_text(json.dumps(results))

@@ -25,6 +25,7 @@ def test_a_process_converts_and_tells_what_it_took(name, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", SUFFIX)
 @pytest.mark.sliced(2)
+@pytest.mark.slow
 def test_peers_write_what_they_read(name, tmp_path):
     kind = "vectors" if name == "csv" else "pixels"
     bench_convert.fill(tmp_path / "buffer", kind, 20)

@@ -6,6 +6,7 @@ import torch
 from tools.bench import bench_gpu, bench_loader
 
 
+@pytest.mark.slow
 def test_throughput_and_waits_are_measured(tmp_path):
     sizes = bench_loader.Sizes(blocks=8, frames=512, turns=2, steps=5)
     found = bench_loader.measure(tmp_path, sizes)

@@ -5,6 +5,7 @@ import pytest
 from tools.bench import bench_looking
 
 
+@pytest.mark.slow
 def test_stats_are_compared_with_numpys(tmp_path):
     pytest.importorskip("matplotlib")
     sizes = bench_looking.Sizes(steps=4000, num_envs=2, turns=1)

@@ -17,6 +17,7 @@ SMALL = bench_view.Sizes(
 )
 
 
+@pytest.mark.slow
 def test_the_server_is_measured(tmp_path):
     found = bench_view.measure_large(tmp_path, SMALL)
     assert 0 < found["overview_cold_s"] < 60

@@ -6,6 +6,7 @@ import pytest
 from tools.bench import bench_zarr
 
 
+@pytest.mark.slow
 def test_every_codec_is_reported_with_ratios(tmp_path):
     result = bench_zarr.measure(bench_zarr.QUICK, tmp_path)
     assert set(result) == {*bench_zarr.CODECS, "add", "seal", "rows"}

@@ -519,6 +519,7 @@ def test_ctrl_c_in_a_block_loses_none_and_doubles_none(tmp_path, blocks, num_env
     assert verify_buffer(tmp_path / "b").ok
 
 
+@pytest.mark.slow
 def test_a_concurrent_reader_finds_every_row_complete(tmp_path, appended):
     torn, stop = [], threading.Event()
     with make(tmp_path / "b", commit_every=0.01) as buffer:

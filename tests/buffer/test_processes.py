@@ -105,6 +105,7 @@ def receive(pipe):
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_reader_of_a_ring_that_wraps_sees_no_mixed_row(tmp_path, children, layout):
     path = tmp_path / "ring"
     with mr.ReplayBuffer.create(

@@ -9,6 +9,7 @@ each cell is into table.json, and the tables of docs/samplers.md and docs/transf
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import math
@@ -21,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,7 @@ class Bench:
     def ring(self, sampler: Any = None, **options: Any) -> mr.ReplayBuffer:
         """A ring of short episodes, closed for writing and opened to draw from."""
         path = self.new()
-        with mr.ReplayBuffer.create(
-            path, SAMPLED, 64, commit_every=None, autoreset="disabled"
-        ) as writer:
-            add_sampled(writer)
+        shutil.copytree(sampled_ring(self.made), path)
         return self.open(path, sampler, **options)
 
     def open(self, path: Path, sampler: Any = None, **options: Any) -> Any:
@@ -115,6 +113,18 @@ SAMPLED = mr.Schema(
         "truncated": mr.Field((), "bool"),
     }
 )
+
+
+@cache
+def sampled_ring(number: int) -> Path:
+    """The ring that cells copy as their n-th: those of one cell are different rings."""
+    folder = Path(tempfile.mkdtemp(prefix="table-ring-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with mr.ReplayBuffer.create(
+        folder / "ring", SAMPLED, 64, commit_every=None, autoreset="disabled"
+    ) as writer:
+        add_sampled(writer)
+    return folder / "ring"
 
 
 def add_sampled(buffer: mr.ReplayBuffer, steps: int = STEPS) -> None:

@@ -31,6 +31,7 @@ def failing():
     )
 
 
+@pytest.mark.slow
 def test_a_failure_shrinks_to_what_it_needs(faulty):
     failure = run.shrunk(run.run_case(failing(), ["faulty"]))
     values = {name: getattr(failure.case, name) for name in DIMENSIONS}

@@ -263,6 +263,7 @@ def test_lying_headers_are_refused_before_anything_is_allocated(tmp_path, data, 
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_row_too_large_to_be_held_is_refused(tmp_path):
     path = tmp_path / "a.npz"
     shape = (1, (256 << 20) + 1)

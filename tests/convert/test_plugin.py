@@ -150,6 +150,7 @@ def test_a_package_adds_formats_to_the_command_line(tmp_path, install):
     ],
 )
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_broken_package_breaks_its_own_format_alone(tmp_path, code, message):
     site = installed_by_hand(tmp_path)
     (site / "myformat.py").write_text(code)

@@ -748,6 +748,7 @@ def test_a_row_that_no_csv_line_holds_is_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.csv*"))
 
 
+@pytest.mark.slow
 def test_long_cells_come_back_and_are_explained(tmp_path):
     fields = {"text": mr.Field.text(max_bytes=9 << 20), "n": KINDS["tokens"]}
     long = 'å,"\n' * (1 << 20)
@@ -1133,6 +1134,7 @@ def test_a_damaged_value_is_in_no_file_and_its_row_stays(tmp_path):
 @pytest.mark.crash
 @pytest.mark.parametrize(("engine", "capacity"), [("memmap", 500), ("zarr", 64)])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_killed_writer_leaves_each_row_whose_values_end_in_a_file(engine, capacity, tmp_path):
     """Rows end as their bytes are needed, long before the capacity is reached.
 

@@ -221,6 +221,7 @@ def test_a_full_disk_refuses_the_row_that_needs_a_shard_and_loses_none(tmp_path,
 # Reading
 
 
+@pytest.mark.slow
 def test_a_reader_gets_whole_values_from_a_writer_that_laps(tmp_path):
     writer = filled(tmp_path / "ring", 100)
     stop, failures = threading.Event(), []
@@ -749,6 +750,7 @@ def test_a_heap_that_was_replaced_is_damage_of_the_rows_in_no_shard(tmp_path):
 # Rows that are held
 
 
+@pytest.mark.slow
 def test_rows_that_are_held_stay_with_their_values(tmp_path, monkeypatch):
     held, asked, put_back = 0, [], []
 

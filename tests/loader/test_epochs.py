@@ -48,6 +48,7 @@ def test_each_iteration_is_an_epoch_whatever_the_workers(path, workers, context,
 
 @pytest.mark.parametrize(("workers", "context"), WORKERS[:2])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_run_stopped_after_any_batch_goes_on_whatever_was_prefetched(path, workers, context):
     dataset = mr.ReplayDataset(path)
     whole = mr.ShuffledSampler(seed=3)

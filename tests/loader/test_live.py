@@ -70,6 +70,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "mode"), CASES)
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_loader_sees_whole_rows_of_a_ring_that_wraps(tmp_path, kind, mode):
     child = begun(tmp_path / "b", FIELDS, LAPS, 0)
     buffer = mr.ReplayBuffer.open(tmp_path / "b", sampler=SAMPLERS[kind](), read_mode=mode)

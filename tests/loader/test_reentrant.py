@@ -66,6 +66,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("kind", ["uniform", "priorities"])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_signals_handler_may_close_it_in_the_middle_of_a_draw(path, kind):
     found = subprocess.run(
         [sys.executable, "-c", CLOSES, path, kind],

@@ -100,6 +100,7 @@ def test_a_writer_that_is_there_from_the_beginning_is_waited_for(tmp_path):
         assert next(loader).buffer_ids.tolist() == [0] * 4 + [1] * 4
 
 
+@pytest.mark.slow
 def test_actors_in_other_processes_are_followed(tmp_path):
     paths = [tmp_path / name for name in "ab"]
     children = [begun(path, FIELDS, 8, 0) for path in paths]

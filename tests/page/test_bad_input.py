@@ -412,6 +412,7 @@ def test_a_buffer_without_ends_or_rewards(ask, tmp_path, rng):
     assert "none of 100 published rows begins one" in text
 
 
+@pytest.mark.slow
 def test_an_episode_of_a_million_steps(serve, tmp_path, rng):
     path, count = tmp_path / "long", 1_000_000
     fields = {
@@ -519,6 +520,7 @@ def slow_request(server, address):
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_slow_clients_hold_no_memory_and_keep_no_one_waiting(serve, tmp_path, rng):
     fields = {"observation": mr.Field((480, 640, 3), "uint8")}
     path = tmp_path / "frames"
@@ -646,6 +648,7 @@ def test_memory_is_bounded_whatever_the_fields(serve, tmp_path, rng, shape, dtyp
     assert highest[0] < 150
 
 
+@pytest.mark.slow
 def test_large_buckets_take_little_memory(serve, tmp_path, rng):
     count = 200_000
     path = tmp_path / "wide"

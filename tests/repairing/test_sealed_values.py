@@ -105,6 +105,7 @@ def assert_repaired(made, *dropped, count=100):
 
 @pytest.mark.parametrize("seal", [True, False])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_every_value_comes_along_also_those_that_the_heap_gave_up(rings, tmp_path, seal):
     path = shutil.copytree(rings[seal], tmp_path / "b")
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
@@ -196,6 +197,7 @@ def test_values_of_other_lengths_than_their_references_cost_their_rows_alone(dam
     ],
 )
 @pytest.mark.sliced(2)
+@pytest.mark.slow
 def test_a_damaged_shard_of_values_costs_its_rows_with_values(damaged, change):
     shard = shard_of(damaged, 1, 375)
     shard.write_bytes(change(shard.read_bytes()))

@@ -118,6 +118,7 @@ def brute_force(known, now, points):
     return found
 
 
+@pytest.mark.slow
 def test_weights_stay_unbiased_where_masses_moved_since_the_plan(rng):
     """The mean of a value, estimated by stale sums, is the mean of all rows now."""
     then = [rng.random(30) + 0.1, rng.random(100) + 0.1]

@@ -8,6 +8,7 @@ from tools.torture import actors
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_eight_writers_and_a_learner_get_along_while_writers_die():
     states = count(6, 2)
     report = actors.attack(states, 5)

@@ -42,6 +42,7 @@ def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
 @pytest.mark.crash
 @pytest.mark.parametrize("geometries", [GEOMETRIES, SHARDED], ids=["files", "shards"])
 @pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch, geometries):
     cleared, clear = [], PartialPageFiller.clear
 

@@ -46,6 +46,7 @@ def test_nothing_is_found_in_many_damaged_buffers():
     ],
     ids=["heaps", "shards"],
 )
+@pytest.mark.slow
 def test_no_forged_value_passes_for_a_whole_one(geometries, states, seed, refused):
     report = mutate.attack(states, seed, geometries=geometries)
     assert report.findings == {}, report.examples

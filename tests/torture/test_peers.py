@@ -36,6 +36,7 @@ def test_a_row_of_two_steps_is_wrong():
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_kill_costs_ours_nothing_and_is_noticed_in_a_careless_one():
     report = peers.attack("mmreplay", "kills", 4, 3)
     assert report.seen == {"right": 4}

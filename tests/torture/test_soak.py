@@ -20,6 +20,7 @@ def roomy(monkeypatch):
     monkeypatch.setattr(soak, "GROWTH_NBYTES", 1 << 30)
 
 
+@pytest.mark.slow
 def test_five_processes_tear_no_row_and_leave_a_whole_buffer(roomy, capsys):
     report = soak.attack(SLICE, 1)
     assert report.findings == {}, report.examples

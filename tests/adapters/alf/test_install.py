@@ -197,6 +197,7 @@ def add_in_child(data):
     buffer.add_batch(rows([FIRST], [1.0], [7.0]))
 
 
+@pytest.mark.slow
 def test_a_child_process_reaches_an_installed_buffer(alf, tmp_path):
     install(path=tmp_path)
     buffer = made(alf, SPEC, 1, 10, allow_multiprocess=True)

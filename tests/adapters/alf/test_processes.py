@@ -401,6 +401,7 @@ kept = left_open()
     ],
     ids=["left", "called"],
 )
+@pytest.mark.slow
 def test_two_shared_buffers_left_open_at_exit_print_nothing(end):
     done = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN + end],
