@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,8 @@ from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
 from mmreplay.errors import FailedError, ReplayError, SchemaError, StarvedError
-from mmreplay.loader.prefetch import Drawable, Prefetcher
-from mmreplay.loader.replay_loader import MAX_PREFETCH, READ_AHEAD_NBYTES, ReplayLoader
-from mmreplay.loader.sources import (
-    PowerOfTwoPool,
-    calls_user_functions,
-    drawable_of,
-    max_equal_arrays,
-)
+from mmreplay.loader.replay_loader import ReplayLoader
+from mmreplay.loader.sources import drawable_of
 from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
 from mmreplay.ray.client_stats import ClientStats
@@ -55,7 +49,6 @@ from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError, RunCalls,
 from mmreplay.ray.sources import RingsSource
 from mmreplay.samplers.base import Sampler, State, checked
 from mmreplay.samplers.divided import refuse_alone
-from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
 
 if TYPE_CHECKING:
@@ -307,6 +300,7 @@ class ReplayClient(ReplayLoader):
     """
 
     _kind = "ReplayClient"
+    _says_end = True
 
     def __init__(
         self,
@@ -363,7 +357,7 @@ class ReplayClient(ReplayLoader):
                 ring.
             LockedError: Another process owns the priorities.
         """
-        most = MAX_PREFETCH
+        most = self._max_prefetch
         integer("prefetch", prefetch, 1, "Pass a number of calls.", maximum=most)
         integer("per_call", per_call, 1, "Pass a number of batches.", maximum=most)
         if prefetch * per_call > most:
@@ -426,39 +420,19 @@ class ReplayClient(ReplayLoader):
                 if limit is not None:
                     limit.close()
                 raise
-            schema = self._rings.schema
+            set_up = partial(self._set_up, self._rings, quick_s=QUICK_S)
         else:
             draw_by_rank(own, seed, rank)
             self._ring = _only_ring(calls, own, transforms, lost_s, patience_s, limiter)
-            schema = self._ring.schema
-        one_thread = self._ring is not None and calls_user_functions(self._ring)
+            set_up = partial(self._set_up, drawable_of(self._ring))
         try:
-            self._set_up(
-                self._source_of,
-                batch_size,
-                prefetch=prefetch * per_call,
-                device=device,
-                num_threads=None,
-                read_ahead_nbytes=READ_AHEAD_NBYTES,
-                one_thread=one_thread,
-                equal_arrays=max_equal_arrays(schema),
-                pool_type=PowerOfTwoPool,
-                quick_s=QUICK_S if self._ring is None else 0.0,
-                says_end=True,
-            )
+            set_up(batch_size, prefetch=prefetch * per_call, device=device)
         except BaseException:
             _close(guard, self._rings, self._ring)
             raise
         if self._rings is not None and limit is not None:
-            limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
+            limit.batches_ahead = partial(_batches_ahead, self._work.num_ready, self._rings)
         self._closer = weakref.finalize(self, _close, guard, self._rings, self._ring)
-
-    def _source_of(self, pool: BufferPool) -> Drawable:
-        if self._ring is not None:
-            return drawable_of(self._ring, pool)
-        assert self._rings is not None
-        self._rings.use_pool(pool)
-        return self._rings
 
     def __repr__(self) -> str:
         """Show the run and the sizes."""
@@ -504,7 +478,7 @@ class ReplayClient(ReplayLoader):
         """What grants batches, beside those that rings have counted already."""
         assert self._rings is not None
         limit = GrantedItems(limiter)
-        limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
+        limit.batches_ahead = partial(_batches_ahead, self._work.num_ready, self._rings)
         return limit
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
@@ -552,9 +526,9 @@ class ReplayClient(ReplayLoader):
         self._closer()
 
 
-def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
+def _batches_ahead(num_ready: Callable[[], int], rings: RingsSource) -> int:
     """Batches whose draws were counted, and which the learner has not taken."""
-    return work.num_ready() + rings.num_answered()
+    return num_ready() + rings.num_answered()
 
 
 def _close(guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
