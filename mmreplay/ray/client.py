@@ -22,7 +22,7 @@ from ray.exceptions import (
 
 from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
-from mmreplay.buffer.replay_buffer import listed
+from mmreplay.buffer.opening import check_options
 from mmreplay.errors import FailedError, ReplayError, SchemaError
 from mmreplay.loader.replay_loader import ReplayLoader
 from mmreplay.process import ProcessGuard
@@ -370,7 +370,7 @@ class ReplayClient(ReplayLoader):
                 )
         if not hasattr(run, "shards"):
             cluster.check_name("run", run)
-        transforms = listed(transforms)
+        transforms = check_options(transforms=transforms)
         calls = RayRun(run) if isinstance(run, str) else run
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
