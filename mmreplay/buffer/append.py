@@ -34,7 +34,7 @@ from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
 from mmreplay.episodes.rules import MIN_ENDS, MIN_KNOWN_ENDS, find_reset_rows
-from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError, frames_to_caller
+from mmreplay.errors import AutoresetWarning, ReplayError, frames_to_caller
 from mmreplay.format.heap import comparable
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Ring, Run, runs
@@ -440,18 +440,8 @@ class Appender:
 
     def _final(self, observation: object, lead: tuple[int, ...], columns: Columns) -> Columns:
         """Check final observations of steps; see `StepValidator.final`."""
-        if self._autoreset == "next_step":
-            raise SchemaError(
-                "final_observation must be None in a buffer with "
-                "autoreset='next_step', where the row after an end holds it. Leave it "
-                "out."
-            )
-        ended = np.zeros(lead, bool)
-        ends = self._flags.ends(columns)
-        for role in ("terminated", "truncated"):
-            if (path := self._store.schema.role(role)) is not None:
-                ended |= np.reshape(np.asarray(ends[path], bool), lead)
-        return self.validator.final(observation, ended)
+        self._flags.refuse_final()
+        return self.validator.final(observation, self._flags.ended(columns, lead))
 
     def _wake_committer(self) -> None:
         """Have the limits raised in the background, before an add must wait for it."""

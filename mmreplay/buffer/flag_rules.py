@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.episodes import ALL_FLAGS, BREAK, END, FINAL, START, TERMINATED, TRUNCATED
+from mmreplay.errors import SchemaError
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 
@@ -82,6 +83,36 @@ class EpisodeFlags:
         if self._truncated is not None:
             joined[self._truncated] = over & each["truncated"].any(axis=1)
         return joined
+
+    def ended(self, columns: Columns, lead: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Say which steps end an episode.
+
+        Args:
+            columns: Per path ``[*lead, *shape]``, or without an axis that is 1 long.
+            lead: ``(E,)`` of one step, ``(T, E)`` of several.
+
+        Returns:
+            bool ``[*lead]``.
+        """
+        ended = np.zeros(lead, bool)
+        ends = self.ends(columns)
+        for path in (self._terminated, self._truncated):
+            if path is not None:
+                ended |= np.reshape(np.asarray(ends[path], bool), lead)
+        return ended
+
+    def refuse_final(self) -> None:
+        """Refuse final observations where an episode's last one has a row of its own.
+
+        Raises:
+            SchemaError: The row after an end holds it.
+        """
+        if self._final_follows:
+            raise SchemaError(
+                "final_observation must be None in a buffer with "
+                "autoreset='next_step', where the row after an end holds it. Leave it "
+                "out."
+            )
 
     def interrupt(self, envs: Envs, flags: NDArray[np.uint8] | np.uint8) -> None:
         """Start a new episode with the next row of some environments.

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -23,6 +24,7 @@ import numpy as np
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of, size_in_bytes
 from mmreplay.buffer.append import Appender, FastAppend
+from mmreplay.buffer.draw import batch_transform, check_fields, check_sampler
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles, refuse_writing
 from mmreplay.disk import files
@@ -42,6 +44,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import AUTORESETS, ENGINES, ON_DISK, Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
+from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
@@ -53,6 +56,7 @@ from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group
 from mmreplay.strict_json import Json
+from mmreplay.transforms.base import Transform
 
 OPENERS: tuple[str, ...] = ("mmreplay.zarr_groups.opening",)
 """Modules that open, to be read, what is no buffer's folder; see `Opener`."""
@@ -111,12 +115,36 @@ def check_mode(mode: str) -> None:
         )
 
 
-def check_interval(commit_every: float | None) -> None:
-    """Check the argument ``commit_every``.
+def check_options(
+    metadata: Metadata | None = None,
+    *,
+    on_resume: str = "break",
+    commit_every: float | None = None,
+    transforms: Sequence[Transform] = (),
+    sampler: Sampler | None = None,
+) -> tuple[Transform, ...]:
+    """Check options of a buffer that is to be created or opened, before it is.
+
+    Args:
+        metadata: Of the buffer, which transforms and sampler have to fit; None where it
+            is not known yet.
+        on_resume: As in `ReplayBuffer.open`, as the others.
+        commit_every: See there.
+        transforms: See there.
+        sampler: See there.
+
+    Returns:
+        The transforms.
 
     Raises:
-        SchemaError: It is neither None nor above 0.
+        SchemaError: One is not legal, or does not fit.
     """
+    one_of(
+        "on_resume",
+        on_resume,
+        RESUMES,
+        "'break' is right unless the environments went on in the meantime.",
+    )
     if commit_every is not None:
         number(
             "commit_every",
@@ -125,6 +153,18 @@ def check_interval(commit_every: float | None) -> None:
             finite=False,
             way_out="Give seconds, or None to commit only by commit() and close().",
         )
+    if not isinstance(transforms, Sequence):
+        raise SchemaError(
+            f"transforms must be a list of transforms, got {shown(transforms)}. Put a "
+            "single transform into a list."
+        )
+    several = tuple(transforms)
+    transform = None if metadata is None else batch_transform(several, metadata)
+    if sampler is not None:
+        check_sampler(sampler)
+        if metadata is not None:
+            check_fields(sampler, metadata.schema, transform)
+    return several
 
 
 def describe(
@@ -307,7 +347,7 @@ def create(
     path: Path, metadata: Metadata, commit_every: float | None, allow_network: bool
 ) -> OpenFiles:
     """Make a buffer's folder and open it for writing."""
-    check_interval(commit_every)
+    check_options(commit_every=commit_every)
     metadata_file.encode(metadata)  # what cannot be written is refused first
     there = os.path.exists(path)
     way_out = "Open it with ReplayBuffer.open(path, 'r+'), or choose another path."
@@ -449,13 +489,7 @@ def open_writer(
     policy: ReadPolicy = POLICY,
 ) -> OpenFiles:
     """Open a buffer for writing, with its lock."""
-    one_of(
-        "on_resume",
-        on_resume,
-        RESUMES,
-        "'break' is right unless the environments went on in the meantime.",
-    )
-    check_interval(commit_every)
+    check_options(on_resume=on_resume, commit_every=commit_every)
     metadata = metadata_file.load(path)
     _refuse_engine(path, metadata)
     if metadata.unknown_features:

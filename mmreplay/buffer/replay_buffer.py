@@ -26,7 +26,7 @@ from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening
 from mmreplay.buffer.append import Appender, BeforeOverwrite
 from mmreplay.buffer.copy_files import Snapshot, snapshot
-from mmreplay.buffer.draw import batch_transform, check_fields, check_sampler
+from mmreplay.buffer.draw import batch_transform, check_sampler
 from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.open_files import OpenFiles, close_in_owner
 from mmreplay.buffer.opening import check_mode
@@ -169,7 +169,7 @@ class ReplayBuffer:
         self._identities: list[BufferIdentity] = []
         self._stores: list[weakref.ref[Store]] = []
         try:
-            self.transforms = listed(transforms)
+            self.transforms = opening.check_options(transforms=transforms)
             self._switch_to(opened)
             if sampler is not None:
                 self._reader.check_sampler(sampler)
@@ -293,9 +293,7 @@ class ReplayBuffer:
                 stacklevel=2,
             )
         # Refused before there is a folder.
-        transform = batch_transform(listed(transforms), metadata)
-        if sampler is not None:
-            check_fields(check_sampler(sampler), metadata.schema, transform)
+        opening.check_options(metadata, transforms=transforms, sampler=sampler)
         if limiter is not None:
             limiter.check(path, metadata.ring.capacity * metadata.ring.num_envs)
         if path is None:
@@ -355,8 +353,7 @@ class ReplayBuffer:
         """
         kernels.warn_of_missing(2)
         check_mode(mode)
-        if sampler is not None:
-            check_sampler(sampler)
+        opening.check_options(sampler=sampler)
         policy = ReadPolicy(read_mode, advise, check_values)
         if mode == "r":
             if (opener := opening.opener_of(path)) is not None:
@@ -1566,17 +1563,3 @@ def check_buffer(buffer: object) -> None:
             f"buffer must be an open ReplayBuffer, got {shown(buffer)}. Pass "
             "ReplayBuffer.open(path)."
         )
-
-
-def listed(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Return several transforms as a tuple.
-
-    Raises:
-        SchemaError: They are no list.
-    """
-    if not isinstance(transforms, Sequence):
-        raise SchemaError(
-            f"transforms must be a list of transforms, got {shown(transforms)}. Put a "
-            "single transform into a list."
-        )
-    return tuple(transforms)

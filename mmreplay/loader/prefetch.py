@@ -30,6 +30,7 @@ from mmreplay.errors import FailedError, ReplayError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
 from mmreplay.samplers.holding import Claims
+from mmreplay.schema import Schema
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.read_ahead import Gathering
 
@@ -88,6 +89,21 @@ class Drawable(Protocol):
 
     Threads: one at a time draws, samples and begins; any may gather.
     """
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of one step."""
+
+    @property
+    def in_shares(self) -> bool:
+        """Whether batches are joined of shares, whose lengths change."""
+
+    @property
+    def calls_user_functions(self) -> bool:
+        """Whether gathers call the user's functions, which may not be thread-safe."""
+
+    def use_pool(self, pool: BufferPool) -> None:
+        """Join batches in the memory of a pool; called before the first draw."""
 
     @property
     def limits(self) -> Sequence[Limit]:

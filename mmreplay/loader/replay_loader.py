@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
@@ -19,22 +20,16 @@ from mmreplay.errors import FailedError, FormatError, no_thread
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.draws import as_arrays, as_tensors
 from mmreplay.loader.prefetch import Drawable, Prefetcher
-from mmreplay.loader.sources import (
-    calls_user_functions,
-    drawable_of,
-    max_equal_arrays,
-    pool_type_of,
-)
+from mmreplay.loader.sources import PowerOfTwoPool, drawable_of
 from mmreplay.process import ProcessGuard, Worker
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
+from mmreplay.schema import Schema
 from mmreplay.storage.gather import BufferPool
 
 if TYPE_CHECKING:
     from torch import device as Device
 
-MAX_PREFETCH = 4096
-"""Batches drawn ahead, at most: more are a typing error, and would fill the memory."""
 READ_AHEAD_NBYTES = 64 << 20
 CLOSE_S = 60.0
 """Seconds that `close` waits for the threads, at most."""
@@ -88,6 +83,10 @@ class ReplayLoader:
 
     # The `kind` of states, written out: renaming a class changes no state.
     _kind = "ReplayLoader"
+    # Batches drawn ahead, at most: more are a typing error, and would fill the memory.
+    _max_prefetch = 4096
+    # A state of an epoch's end leaves nothing of the iteration; see `Prefetcher`.
+    _says_end = False
 
     def __init__(
         self,
@@ -117,53 +116,41 @@ class ReplayLoader:
         Raises:
             SchemaError: An argument is not legal, or there is no such device.
         """
-        pool_type = pool_type_of(buffer)
         self._set_up(
-            lambda pool: drawable_of(buffer, pool),
+            drawable_of(buffer),
             batch_size,
             prefetch=prefetch,
             device=device,
             num_threads=num_threads,
             read_ahead_nbytes=read_ahead_nbytes,
-            one_thread=calls_user_functions(buffer),
-            equal_arrays=max_equal_arrays(buffer.schema),
-            pool_type=pool_type,
         )
 
     def _set_up(
         self,
-        source_of: Callable[[BufferPool], Drawable],
+        source: Drawable,
         batch_size: int,
         *,
         prefetch: int,
         device: str | Device,
-        num_threads: int | None,
-        read_ahead_nbytes: int,
-        one_thread: bool,
-        equal_arrays: int,
-        pool_type: type[BufferPool],
+        num_threads: int | None = None,
+        read_ahead_nbytes: int = READ_AHEAD_NBYTES,
         quick_s: float = 0.0,
-        says_end: bool = False,
     ) -> None:
-        """Make what a loader of any source has.
+        """Make what a loader of any source has, in place of the constructor.
 
         Args:
-            source_of: Makes the source, with the memory of its batches.
+            source: What it draws from.
             batch_size: As in the constructor, as the next four.
             prefetch: See there.
             device: See there.
             num_threads: See there.
             read_ahead_nbytes: See there.
-            one_thread: A transform calls a function of the user's.
-            equal_arrays: Arrays of one shape and dtype in a batch, at most.
-            pool_type: Kind of memory of the batches.
             quick_s: A learner that asks again sooner gathers small batches itself;
                 less than `prefetch.QUICK_S` counts as that.
-            says_end: See `Prefetcher`.
         """
         self._batch_size = integer("batch_size", batch_size, 1, "Pass a number of steps.")
         self.prefetch = integer(
-            "prefetch", prefetch, 1, "Pass a number of batches.", maximum=MAX_PREFETCH
+            "prefetch", prefetch, 1, "Pass a number of batches.", maximum=self._max_prefetch
         )
         if num_threads is not None:
             self._num_threads = integer("num_threads", num_threads, 1)
@@ -172,7 +159,7 @@ class ReplayLoader:
             # A second thread takes the learner's core while the learner waits; where
             # there is one core, or a function that may not bear threads, none does.
             cores = len(os.sched_getaffinity(0))
-            second = cores > 1 and not one_thread
+            second = cores > 1 and not source.calls_user_functions
             self._num_threads = 2 if second else 1
             max_gathering = 1, self._num_threads
         read_ahead_nbytes = integer(
@@ -181,9 +168,11 @@ class ReplayLoader:
         # Batches that are being filled, those that wait, the learner's, and the one
         # that it had before.
         num_batches = self.prefetch + self._num_threads + 2
-        max_arrays = num_batches * equal_arrays
+        max_arrays = num_batches * _max_equal_arrays(source.schema)
+        pool_type = PowerOfTwoPool if source.in_shares else BufferPool
         self._sender: Sender = sender_of(device, max_arrays, pool_type)
-        self._source = source_of(self._sender.pool)
+        source.use_pool(self._sender.pool)
+        self._source = source
         self._work = Prefetcher(
             self._source,
             self._batch_size,
@@ -193,7 +182,7 @@ class ReplayLoader:
             self._sender.send,
             max_gathering,
             quick_s,
-            says_end,
+            self._says_end,
         )
         self._workers: list[Worker[None]] = []
         self._owner = ProcessGuard(
@@ -384,6 +373,19 @@ class ReplayLoader:
     def __exit__(self, *_: object) -> None:
         """Close the loader."""
         self.close()
+
+
+def _max_equal_arrays(schema: Schema) -> int:
+    """Largest number of arrays of one shape and dtype in a batch.
+
+    Next observations are counted: as many again.
+    """
+    # Values that vary are bytes, of which several fields may need as many.
+    equal = Counter(
+        ((None,), "uint8") if field.varies else (field.shape, field.dtype)
+        for field in schema.fields.values()
+    )
+    return 2 * max(equal.values())
 
 
 def _end(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -37,60 +36,27 @@ SHARED_EPOCH = (
 )
 
 
-def drawable_of(buffer: ReplayBuffer | Concat, pool: BufferPool) -> Drawable:
-    """Return the source of a loader.
-
-    Args:
-        buffer: One buffer, or several.
-        pool: Memory of joined batches.
-    """
-    if isinstance(buffer, Concat):
-        return ConcatSource(buffer, pool)
-    return BufferSource(buffer)
-
-
-def pool_type_of(buffer: object) -> type[BufferPool]:
-    """Return the kind of memory for batches of a buffer, or of several.
+def drawable_of(buffer: ReplayBuffer | Concat) -> Drawable:
+    """Return the source of a loader over one buffer, or several.
 
     Raises:
         SchemaError: Nothing can be drawn from it.
     """
     if isinstance(buffer, Concat):
-        return PowerOfTwoPool
-    if not isinstance(buffer, ReplayBuffer):
-        raise SchemaError(
-            f"buffer must be an open ReplayBuffer, got {type(buffer).__name__}. Pass "
-            "ReplayBuffer.open(path, sampler=..., transforms=...), or several of them "
-            "as mr.concat([...])."
-        )
-    return BufferPool
-
-
-def calls_user_functions(buffer: ReplayBuffer | Concat) -> bool:
-    """Whether a transform calls the user's functions, which may not be thread-safe."""
-    buffers = buffer.buffers if isinstance(buffer, Concat) else (buffer,)
-    return any(
-        isinstance(transform, Apply | HER) or not type(transform).__module__.startswith("mmreplay.")
-        for one in buffers
-        for transform in one.transforms
+        return ConcatSource(buffer)
+    if isinstance(buffer, ReplayBuffer):
+        return BufferSource(buffer)
+    raise SchemaError(
+        f"buffer must be an open ReplayBuffer, got {type(buffer).__name__}. Pass "
+        "ReplayBuffer.open(path, sampler=..., transforms=...), or several of them "
+        "as mr.concat([...])."
     )
-
-
-def max_equal_arrays(schema: Schema) -> int:
-    """Largest number of arrays of one shape and dtype in a batch.
-
-    Next observations are counted: as many again.
-    """
-    # Values that vary are bytes, of which several fields may need as many.
-    equal = Counter(
-        ((None,), "uint8") if field.varies else (field.shape, field.dtype)
-        for field in schema.fields.values()
-    )
-    return 2 * max(equal.values())
 
 
 class BufferSource:
     """Draws from one buffer, with its sampler and transforms; see `Drawable`."""
+
+    in_shares = False
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         """Draw with the sampler that the buffer has now."""
@@ -104,6 +70,23 @@ class BufferSource:
     def __repr__(self) -> str:
         """Show the buffer."""
         return repr(self._buffer)
+
+    @property
+    def schema(self) -> Schema:
+        """The buffer's fields."""
+        return self._buffer.schema
+
+    @property
+    def calls_user_functions(self) -> bool:
+        """Whether a transform of the buffer calls the user's functions."""
+        return any(
+            isinstance(transform, Apply | HER)
+            or not type(transform).__module__.startswith("mmreplay.")
+            for transform in self._buffer.transforms
+        )
+
+    def use_pool(self, pool: BufferPool) -> None:
+        """Do nothing: the buffer gathers each batch by itself."""
 
     @property
     def limits(self) -> Sequence[Limit]:
@@ -297,20 +280,31 @@ class ConcatSource:
     There are no epochs, whatever the buffers' samplers have: see `Concat`.
     """
 
-    def __init__(self, concat: Concat, pool: BufferPool) -> None:
-        """Draw from several buffers.
+    in_shares = True
 
-        Args:
-            concat: The buffers, each with its sampler and transforms.
-            pool: Memory of joined batches.
-        """
+    def __init__(self, concat: Concat) -> None:
+        """Draw from several buffers, each with its sampler and transforms."""
         self._concat = concat
-        self._pool = pool
+        self._pool: BufferPool | None = None
         self._sources = [BufferSource(buffer) for buffer in concat.buffers]
 
     def __repr__(self) -> str:
         """Show the buffers."""
         return repr(self._concat)
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of all buffers."""
+        return self._concat.schema
+
+    @property
+    def calls_user_functions(self) -> bool:
+        """Whether a transform of a buffer calls the user's functions."""
+        return any(source.calls_user_functions for source in self._sources)
+
+    def use_pool(self, pool: BufferPool) -> None:
+        """Join batches in the memory of a pool."""
+        self._pool = pool
 
     @property
     def limits(self) -> Sequence[Limit]:

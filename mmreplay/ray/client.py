@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -23,50 +22,27 @@ from ray.exceptions import (
 
 from mmreplay.arguments import flag, integer, number
 from mmreplay.batch import Batch
-from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
-from mmreplay.errors import FailedError, ReplayError, SchemaError, StarvedError
-from mmreplay.loader.prefetch import Drawable, Prefetcher
-from mmreplay.loader.replay_loader import MAX_PREFETCH, READ_AHEAD_NBYTES, ReplayLoader
-from mmreplay.loader.sources import (
-    PowerOfTwoPool,
-    calls_user_functions,
-    drawable_of,
-    max_equal_arrays,
-)
+from mmreplay.buffer.opening import check_options
+from mmreplay.errors import FailedError, ReplayError, SchemaError
+from mmreplay.loader.replay_loader import ReplayLoader
 from mmreplay.process import ProcessGuard
 from mmreplay.ray import cluster
+from mmreplay.ray.client_rings import AllRings, OnlyRing, draws_from_several, open_only_ring
 from mmreplay.ray.client_stats import ClientStats
-from mmreplay.ray.descriptions import describe_sampler
 from mmreplay.ray.draws import Client, Update, Wanted
 from mmreplay.ray.epochs import shuffled_in
-from mmreplay.ray.limits import (
-    ClientLimiter,
-    GrantedItems,
-    LateLimiter,
-    RingCounter,
-    client_limiter,
-)
+from mmreplay.ray.limits import LateLimiter, client_limiter
 from mmreplay.ray.messages import client_to_bytes, reply_from_bytes, request_to_bytes
 from mmreplay.ray.reply_blocks import from_blocks, num_blocks
-from mmreplay.ray.ring_table import WAIT_S, is_restarted, out_of_patience, refuse_shard
 from mmreplay.ray.run_status import require_run
 from mmreplay.ray.seeds import draw_by_rank
 from mmreplay.ray.shard_calls import Call, CallLostError, NotYetError, RunCalls, ShardCalls
 from mmreplay.ray.sources import RingsSource
 from mmreplay.samplers.base import Sampler, State, checked
-from mmreplay.samplers.divided import refuse_alone
-from mmreplay.storage.gather import BufferPool
 from mmreplay.transforms.base import Transform
 
 if TYPE_CHECKING:
     from torch import device as Device
-
-QUICK_S = 500e-6
-"""A learner that asks again sooner gathers small batches itself, while its next calls
-are under way. Away for 0.3 ms between batches of 256 vectors, it got 1,120 of them a
-second so, and 785 from threads, which take turns with it at the interpreter. Its rate
-was 7 % lower with four batches a call, and up to 3 % with ``alone=True``, which makes
-no call. Away for 1 ms or more, it is faster with threads (two cores)."""
 
 STATES_S = 0.5
 """While a shard is silent the registry is asked so often what Ray says of it."""
@@ -307,6 +283,7 @@ class ReplayClient(ReplayLoader):
     """
 
     _kind = "ReplayClient"
+    _says_end = True
 
     def __init__(
         self,
@@ -363,7 +340,7 @@ class ReplayClient(ReplayLoader):
                 ring.
             LockedError: Another process owns the priorities.
         """
-        most = MAX_PREFETCH
+        most = self._max_prefetch
         integer("prefetch", prefetch, 1, "Pass a number of calls.", maximum=most)
         integer("per_call", per_call, 1, "Pass a number of batches.", maximum=most)
         if prefetch * per_call > most:
@@ -383,8 +360,6 @@ class ReplayClient(ReplayLoader):
                 f"rank must be below num_ranks, {num_ranks}, got {rank}. Ranks are counted from 0."
             )
         guard = ProcessGuard("this client was made", "Make one in the child")
-        self._rings: RingsSource | None = None
-        self._ring: ReplayBuffer | None = None
         own = checked(sampler)
         if group is not None:
             cluster.check_name("group", group)
@@ -395,18 +370,17 @@ class ReplayClient(ReplayLoader):
                 )
         if not hasattr(run, "shards"):
             cluster.check_name("run", run)
-        transforms = listed(transforms)
+        transforms = check_options(transforms=transforms)
         calls = RayRun(run) if isinstance(run, str) else run
         # The limiter of its writers holds for it, too.
         limiter = client_limiter(run, batch_size) if isinstance(run, str) else None
         self._late_limiter = None
         if limiter is None and isinstance(run, str):
             self._late_limiter = LateLimiter(run, batch_size)
-        limit = None
-        if _draws_from_several(own):
-            limit = None if limiter is None else GrantedItems(limiter)
-            try:
-                self._rings = RingsSource(
+        self._rings: AllRings | OnlyRing
+        if draws_from_several(own):
+            self._rings = AllRings(
+                lambda limit: RingsSource(
                     calls,
                     own,
                     transforms,
@@ -421,44 +395,28 @@ class ReplayClient(ReplayLoader):
                     num_ranks=num_ranks,
                     group=group,
                     limit=limit,
-                )
-            except BaseException:
-                if limit is not None:
-                    limit.close()
-                raise
-            schema = self._rings.schema
+                ),
+                limiter,
+            )
         else:
             draw_by_rank(own, seed, rank)
-            self._ring = _only_ring(calls, own, transforms, lost_s, patience_s, limiter)
-            schema = self._ring.schema
-        one_thread = self._ring is not None and calls_user_functions(self._ring)
+            self._rings = OnlyRing(
+                open_only_ring(calls, own, transforms, lost_s, patience_s, limiter)
+            )
         try:
             self._set_up(
-                self._source_of,
+                self._rings.source,
                 batch_size,
                 prefetch=prefetch * per_call,
                 device=device,
-                num_threads=None,
-                read_ahead_nbytes=READ_AHEAD_NBYTES,
-                one_thread=one_thread,
-                equal_arrays=max_equal_arrays(schema),
-                pool_type=PowerOfTwoPool,
-                quick_s=QUICK_S if self._ring is None else 0.0,
-                says_end=True,
+                quick_s=self._rings.quick_s,
             )
         except BaseException:
-            _close(guard, self._rings, self._ring)
+            _close(guard, self._rings)
             raise
-        if self._rings is not None and limit is not None:
-            limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
-        self._closer = weakref.finalize(self, _close, guard, self._rings, self._ring)
-
-    def _source_of(self, pool: BufferPool) -> Drawable:
-        if self._ring is not None:
-            return drawable_of(self._ring, pool)
-        assert self._rings is not None
-        self._rings.use_pool(pool)
-        return self._rings
+        # Of the work, and not of the client: a limit outlives a client that is dropped.
+        self._rings.count_ahead(self._work.num_ready)
+        self._closer = weakref.finalize(self, _close, guard, self._rings)
 
     def __repr__(self) -> str:
         """Show the run and the sizes."""
@@ -477,35 +435,14 @@ class ReplayClient(ReplayLoader):
             LostWarning: A node does not answer; batches go on without its rings.
         """
         if self._late_limiter is not None:
-            self._follow_limiter(self._late_limiter)
+            limiter = self._late_limiter.look()
+            if limiter is not None:
+                self._rings.limit_by(limiter)
+                self._late_limiter = None
         try:
             return super().__next__()
         finally:
-            if self._rings is not None:
-                self._rings.warn()
-
-    def _follow_limiter(self, late: LateLimiter) -> None:
-        """Be held to the limiter that writers brought after this client was made.
-
-        Raises:
-            SchemaError: Its error buffer is too small for this client.
-        """
-        limiter = late.look()
-        if limiter is None:
-            return
-        if self._rings is not None:
-            self._rings.limit_by(self._granted(limiter))
-        elif self._ring is not None:
-            counter = RingCounter(limiter.limiter).bind_to(self._ring)
-            self._ring.limit = GrantedItems(limiter, counter)
-        self._late_limiter = None
-
-    def _granted(self, limiter: ClientLimiter) -> GrantedItems:
-        """What grants batches, beside those that rings have counted already."""
-        assert self._rings is not None
-        limit = GrantedItems(limiter)
-        limit.batches_ahead = partial(_batches_ahead, self._work, self._rings)
-        return limit
+            self._rings.warn()
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
         """Have the priorities of a batch's steps set; see `ReplayLoader`.
@@ -539,92 +476,16 @@ class ReplayClient(ReplayLoader):
 
     def stats(self) -> ClientStats:
         """What the client has met: rings, nodes lost, calls and draws repeated."""
-        if self._rings is not None:
-            return self._rings.stats()
-        assert self._ring is not None
-        return ClientStats(rings=(str(self._ring.path),))
+        return self._rings.stats()
 
     def close(self) -> None:
         """End the threads, send the last priorities, and release memory."""
-        if self._rings is not None:
-            self._rings.end_waits()
+        self._rings.end_waits()
         super().close()
         self._closer()
 
 
-def _batches_ahead(work: Prefetcher, rings: RingsSource) -> int:
-    """Batches whose draws were counted, and which the learner has not taken."""
-    return work.num_ready() + rings.num_answered()
-
-
-def _close(guard: ProcessGuard, rings: RingsSource | None, ring: ReplayBuffer | None) -> None:
+def _close(guard: ProcessGuard, rings: AllRings | OnlyRing) -> None:
     """Close what a client opened; a forked child leaves it to the other process."""
-    if guard.forked:
-        return
-    if rings is not None:
+    if not guard.forked:
         rings.close()
-    if ring is not None:
-        ring.close()
-
-
-def _draws_from_several(sampler: Sampler) -> bool:
-    """Whether a sampler's batches can be divided, and shards can make it again."""
-    try:
-        describe_sampler(sampler)
-    except SchemaError:
-        return False
-    return True
-
-
-def _only_ring(
-    run: RunCalls,
-    sampler: Sampler,
-    transforms: Sequence[Transform],
-    lost_s: float,
-    patience_s: float,
-    limiter: ClientLimiter | None,
-) -> ReplayBuffer:
-    """Open the one ring of a run, for samplers that cannot draw from several.
-
-    Raises:
-        SchemaError: The run has several, or its ring is on another node.
-        FailedError: A shard has another version of mmreplay, or does not answer.
-        StarvedError: A shard was being restarted for longer than `patience_s`.
-        ReplayError: What a shard met when it opened its rings.
-    """
-    found: list[tuple[str, bool, str]] = []
-    for calls in run.shards():
-        info = _info(run, calls, lost_s, patience_s)
-        refuse_shard(calls.key, info)
-        here = info["node_id"] == run.node_id
-        found += [(calls.key, here, each["path"]) for each in info["rings"].values()]
-    if len(found) != 1 or not found[0][1]:
-        where = f"{len(found)} rings" if len(found) != 1 else f"its ring on {found[0][0]!r}"
-        refuse_alone([sampler], f"run {run.run!r} with {where}", ranks=True)
-        # It is known here alone: this says why.
-        describe_sampler(sampler)
-    return ReplayBuffer.open(found[0][2], sampler=sampler, transforms=transforms, limiter=limiter)
-
-
-def _info(run: RunCalls, calls: ShardCalls, lost_s: float, patience_s: float) -> dict[str, Any]:
-    began = time.monotonic()
-    call = calls.send("info")
-    while True:
-        try:
-            info: dict[str, Any] = call.result(min(lost_s, WAIT_S))
-            return info
-        except NotYetError:
-            pass
-        except CallLostError:
-            time.sleep(cluster.PAUSE_S)
-            call = calls.send("info")
-        silent_s = time.monotonic() - began
-        if silent_s < lost_s:
-            continue
-        if not is_restarted(run, calls.key, silent_s - lost_s):
-            raise FailedError(
-                f"node {calls.key!r} did not answer for {lost_s:g} s. Check it with "
-                "mmreplay ray status."
-            )
-        if silent_s >= patience_s:
-            raise StarvedError(out_of_patience(run, [calls.key], patience_s))

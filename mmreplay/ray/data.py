@@ -28,8 +28,8 @@ from ray.data.datasource import Datasink, Datasource, ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmreplay.arguments import flag
-from mmreplay.buffer.opening import StrPath, holds_buffer
-from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
+from mmreplay.buffer.opening import StrPath, check_options, holds_buffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.episode_ends import EpisodeSpans
 from mmreplay.convert.parquet import encode_field
@@ -167,7 +167,7 @@ def read_as(
         live: See there.
     """
     require_connection()
-    transforms = listed(transforms)
+    transforms = check_options(transforms=transforms)
     flag("live", live)
     look = partial(look_at, transforms=transforms, episodes=episodes, live=live)
     named = _named(paths)

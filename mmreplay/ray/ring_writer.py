@@ -15,17 +15,15 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from mmreplay.arguments import one_of
-from mmreplay.buffer.draw import batch_transform, check_fields, check_sampler
 from mmreplay.buffer.opening import (
-    RESUMES,
     StrPath,
     absolute,
-    check_interval,
+    check_options,
     describe,
     holds_buffer,
     remove_empty,
 )
-from mmreplay.buffer.replay_buffer import ReplayBuffer, listed
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.disk.lock import FILE_NAME as LOCK
 from mmreplay.disk.lock import Owner, refuse_network
@@ -96,7 +94,7 @@ def writer(
     """
     cluster.require_connection()
     cluster.check_name("run", run)
-    one_of("on_resume", on_resume, RESUMES, "Leave it out for 'break'.")
+    check_options(on_resume=on_resume)
     fields, roles = described(schema)
     refuse_other_limiters(limiter)
     node = cluster.this_node()
@@ -252,10 +250,8 @@ def check_create(
         given["heap_bytes"],
     )
     one_of("engine", given["engine"], ON_DISK, "Rings of a run are on disk.")
-    check_interval(given["commit_every"])
-    transform = batch_transform(listed(given["transforms"]), metadata)
-    if given["sampler"] is not None:
-        check_fields(check_sampler(given["sampler"]), schema, transform)
+    options = {name: given[name] for name in ("commit_every", "transforms", "sampler")}
+    check_options(metadata, **options)
     if limiter is not None:
         ring = metadata.ring
         RingCounter(limiter).check(path, ring.capacity * ring.num_envs)

@@ -94,10 +94,10 @@ class RunCalls(Protocol):
     def epoch_name(
         self, start: str, rank: int, token: str, lasts: bool = False
     ) -> Mapping[str, Any]:
-        """Name of the epochs of a group of learners; see `Registry.epoch_name`."""
+        """Name of the epochs of a group of learners; see `EpochNames.name_of`."""
 
     def epoch(self, client: Client, name: str, epoch: int) -> Mapping[str, Any]:
-        """Freeze an epoch in all rings; see `Registry.epoch`."""
+        """Freeze an epoch in all rings; see `EpochNames.freeze`."""
 
 
 @dataclass(slots=True)

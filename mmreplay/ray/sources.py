@@ -46,6 +46,9 @@ class RingsSource:
         table: The rings that are known.
     """
 
+    in_shares = True
+    calls_user_functions = False
+
     def __init__(
         self,
         run: RunCalls,

@@ -30,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number, one_of
-from mmreplay.buffer.flag_rules import EpisodeFlags
 from mmreplay.buffer.opening import StrPath, absolute
-from mmreplay.buffer.validation import StepValidator
+from mmreplay.buffer.step_encoder import StepEncoder
 from mmreplay.disk import files
 from mmreplay.errors import (
     DurabilityWarning,
@@ -513,8 +512,6 @@ class ThinWriter:
         one_of("on_full", on_full, ("raise", "wait"), "Leave it out.")
         self._keep, self._on_full = keep, on_full
         self._timeout_s = number("timeout_s", timeout_s, above=0)
-        self._validator = StepValidator(schema, num_envs)
-        self._flags = EpisodeFlags(schema, num_envs, final_follows=False)
         self._blocks: deque[Block] = deque()
         self._head = self._begun = np.zeros(self._num_envs, np.int64)
         self._resets = np.zeros(self._num_envs, bool)
@@ -533,6 +530,7 @@ class ThinWriter:
         self._terms: Terms
         self._asker: Asker | None = None
         self._begin()
+        self._encoder = StepEncoder(schema, self._num_envs, self._terms["autoreset"])
         self._collector = StepCollector(schema, self._num_envs, self._max_steps())
         try:
             bound = self._bound(limiter)
@@ -588,9 +586,7 @@ class ThinWriter:
         """
         self._retry()
         mapping = self._as_mapping("add", data, others, fields)
-        flat = self._validator.flat(mapping)
-        step = self._validator.step(flat, self._num_envs)
-        self._take(step, (self._num_envs,), final_observation)
+        self._take(*self._encoder.encode_step(mapping, final_observation))
 
     def extend(
         self,
@@ -617,9 +613,7 @@ class ThinWriter:
         """
         self._retry()
         mapping = self._as_mapping("extend", data, others, fields)
-        flat = self._validator.flat(mapping)
-        columns, steps = self._validator.block(flat, self._num_envs)
-        self._take(columns, (steps, self._num_envs), final_observation)
+        self._take(*self._encoder.encode_block(mapping, final_observation))
 
     def flush(self) -> None:
         """Send all steps, and return when they have arrived.
@@ -722,44 +716,15 @@ class ThinWriter:
         fields: Mapping[str, object],
     ) -> Mapping[str, object]:
         if others:
-            self._validator.refuse_positional(1 + len(others), call)
+            self._encoder.validator.refuse_positional(1 + len(others), call)
         if data is None:
             return fields
         if fields:
-            self._validator.refuse_both(fields)
+            self._encoder.validator.refuse_both(fields)
         return data
 
-    def _take(self, checked: Columns, lead: tuple[int, ...], final_observation: object) -> None:
-        """Collect steps, and send the blocks that are full.
-
-        Args:
-            checked: Per path ``[*lead, *shape]``, or ``[*shape]`` of one environment.
-            lead: ``(E,)`` for one step, ``(T, E)`` for several.
-            final_observation: As in `add`.
-        """
-        fields = self._schema.fields
-
-        def as_block(columns: Columns) -> Columns:
-            return {
-                path: np.reshape(column, (-1, self._num_envs, *fields[path].shape))
-                for path, column in columns.items()
-            }
-
-        ended = np.zeros(lead, bool)
-        ends = self._flags.ends(checked)
-        for role in ("terminated", "truncated"):
-            if (path := self._schema.role(role)) is not None:
-                ended |= np.reshape(np.asarray(ends[path], bool), lead)
-        final = None
-        if final_observation is not None:
-            if self._autoreset == "next_step":
-                raise SchemaError(
-                    "final_observation must be None in a buffer with "
-                    "autoreset='next_step', where the row after an end holds it. Leave "
-                    "it out."
-                )
-            final = as_block(self._validator.final(final_observation, ended))
-        columns, ended = as_block(checked), ended.reshape(-1, self._num_envs)
+    def _take(self, columns: Columns, ended: NDArray[np.bool_], final: Columns | None) -> None:
+        """Collect steps, and send the blocks that are full; see `StepEncoder`."""
         while len(ended):
             collector = self._collector
             steps = collector.add(columns, final, ended)

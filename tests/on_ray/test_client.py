@@ -206,7 +206,7 @@ def test_closing_sends_the_priorities_of_draws_that_nobody_waits_for(run):
     timer.join()
     assert client.stats().dropped == 0
     for shard in run.known:
-        masses = shard.draws.masses(client._rings.table.client, 0, 0.0)
+        masses = shard.draws.masses(client._rings.source.table.client, 0, 0.0)
         assert masses["r"][3] == 7.0
 
 
@@ -395,7 +395,7 @@ def test_a_client_that_is_closed_leaves_no_answer_to_ray(run):
 def test_a_dropped_client_ends(run):
     client = ReplayClient(run, mr.UniformSampler(0), batch_size=8)
     next(iter(client))
-    rings, worker = weakref.ref(client._rings), client._rings._worker
+    rings, worker = weakref.ref(client._rings.source), client._rings.source._worker
     del client
     gc.collect()
     assert not worker.running

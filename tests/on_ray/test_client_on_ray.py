@@ -322,7 +322,7 @@ def test_two_learners_share_priorities(two):
     with one, other:
         (batch,) = islice(one, 1)
         one.update_priorities(batch, np.full(256, 50.0))
-        until(lambda: firsts(other, 1) and other._rings.table.highest == 50.0)
+        until(lambda: firsts(other, 1) and other._rings.source.table.highest == 50.0)
 
 
 def test_a_client_follows_the_writers(two):

@@ -18,8 +18,9 @@ from mmreplay.format.ray_files import FrozenEpoch, read_epochs, write_epochs
 from mmreplay.ray import draws, requests
 from mmreplay.ray.client import ReplayClient
 from mmreplay.ray.cluster import RESTARTING
+from mmreplay.ray.epoch_names import EpochNames
 from mmreplay.ray.epochs import freeze_rings
-from mmreplay.ray.registry import Registry
+from mmreplay.ray.known_run import KnownRun
 from mmreplay.ray.ring_table import RingTable
 from tests.on_ray.rings import Run, Shard, ring
 from tests.waits import until
@@ -555,4 +556,4 @@ class Broken:
 
 def test_a_shard_that_answers_with_an_error_is_not_away():
     with pytest.raises(FailedError, match="the disk of s0"):
-        Registry("test")._frozen({"s0": Broken()}, {}, "x", 0, None)
+        EpochNames(KnownRun("test"))._frozen({"s0": Broken()}, {}, "x", 0, None)

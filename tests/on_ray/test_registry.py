@@ -8,13 +8,13 @@ ray = pytest.importorskip("ray")
 
 import mmreplay as mr  # noqa: E402
 from mmreplay.errors import FailedError  # noqa: E402
-from mmreplay.ray import cluster  # noqa: E402
-from mmreplay.ray import registry as registries  # noqa: E402
-from mmreplay.ray import registry as registry_module  # noqa: E402
+from mmreplay.ray import cluster, epoch_names, run_grants  # noqa: E402
+from mmreplay.ray import members as members_module  # noqa: E402
 from mmreplay.ray import shard as shard_module  # noqa: E402
 from mmreplay.ray.agreement import described  # noqa: E402
 from mmreplay.ray.cluster import Node, UnansweredError  # noqa: E402
 from mmreplay.ray.grants import Grants  # noqa: E402
+from mmreplay.ray.known_run import KnownRun  # noqa: E402
 from mmreplay.ray.limits import RingCounter  # noqa: E402
 from mmreplay.ray.registry import Registry  # noqa: E402
 from mmreplay.ray.shard import Shard  # noqa: E402
@@ -44,9 +44,9 @@ class Cluster:
         monkeypatch.setattr(cluster, "save_facts", self.stored.__setitem__)
         monkeypatch.setattr(cluster, "nodes", lambda: list(self.alive))
         monkeypatch.setattr(cluster, "shard_keys", lambda run: sorted(self.shards))
-        monkeypatch.setattr(registries, "start_shard", self.start_shard)
+        monkeypatch.setattr(members_module, "start_shard", self.start_shard)
         monkeypatch.setattr(cluster, "kill", self.kill)
-        monkeypatch.setattr(Registry, "_shard", lambda _, key: Remote(self, key))
+        monkeypatch.setattr(KnownRun, "shard", lambda _, key: Remote(self, key))
 
     def start_shard(self, run, key, root, node, network):
         assert node in self.alive
@@ -148,7 +148,7 @@ def test_an_epoch_of_a_restarted_registry_waits_for_nodes_that_are_away(nodes):
 
 def test_a_learner_that_asks_again_is_of_the_same_group(monkeypatch):
     registry = Registry("run")
-    monkeypatch.setattr(registry, "_keys", list)
+    monkeypatch.setattr(KnownRun, "node_keys", lambda _: [])
     first = name_of(registry, 0, "0")
     # The answer was lost, and the call is repeated.
     assert name_of(registry, 1, "1") == name_of(registry, 1, "1") == first
@@ -177,13 +177,13 @@ def test_a_node_that_is_back_before_ray_missed_it_joins_with_a_new_shard(nodes):
 
 def test_a_group_of_learners_is_complete_after_a_while(monkeypatch):
     registry = Registry("run")
-    monkeypatch.setattr(registry, "_keys", list)
+    monkeypatch.setattr(KnownRun, "node_keys", lambda _: [])
     now = 1e9
-    monkeypatch.setattr(registry_module.time, "time", lambda: now)
+    monkeypatch.setattr(epoch_names.time, "time", lambda: now)
     first = name_of(registry, 0, "0")
     assert name_of(registry, 1, "1") == first
     # Of another group, whose first learner was started again with its state.
-    now += registry_module.GROUP_S
+    now += epoch_names.GROUP_S
     late = name_of(registry, 2, "2")
     assert late != first
     assert name_of(registry, 0, "another 0") == late
@@ -192,9 +192,9 @@ def test_a_group_of_learners_is_complete_after_a_while(monkeypatch):
 def test_learners_of_a_named_group_join_it_whenever_they_begin(nodes, monkeypatch):
     nodes.join(registry := Registry("run"), "a")
     now = 1e9
-    monkeypatch.setattr(registry_module.time, "time", lambda: now)
+    monkeypatch.setattr(epoch_names.time, "time", lambda: now)
     first = name_of(registry, 0, "0", True)
-    now += 10 * registry_module.GROUP_S
+    now += 10 * epoch_names.GROUP_S
     assert name_of(registry, 1, "1", True) == first
     # A rank that has lost its state begins another group, as ever.
     again = name_of(registry, 1, "another 1", True)
@@ -202,7 +202,7 @@ def test_learners_of_a_named_group_join_it_whenever_they_begin(nodes, monkeypatc
     # A restarted registry finds what the rings have frozen.
     client = client_of(mr.ShuffledSampler(seed=0))
     registry.epoch(client, again, 0)
-    now += 10 * registry_module.GROUP_S
+    now += 10 * epoch_names.GROUP_S
     assert name_of(Registry("run"), 0, "0", True) == again
     assert name_of(Registry("run"), 0, "0") != again
 
@@ -318,7 +318,7 @@ def granted_items(registry, limit):
 
 
 def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(nodes, monkeypatch):
-    monkeypatch.setattr(registry_module, "SILENT_S", 0.0)
+    monkeypatch.setattr(run_grants, "SILENT_S", 0.0)
     registry = Registry("run")
     for name in ("a", "b"):
         nodes.join(registry, name)
@@ -336,7 +336,7 @@ def test_a_node_that_is_away_counts_in_a_restarted_registry_as_it_did_last(nodes
 
 def test_what_rings_count_is_stored_once_a_second_and_when_a_node_is_gone(nodes, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_grants.time, "monotonic", lambda: now[0])
     registry = Registry("run")
     for name in ("a", "b"):
         nodes.join(registry, name)
@@ -345,7 +345,7 @@ def test_what_rings_count_is_stored_once_a_second_and_when_a_node_is_gone(nodes,
         for name in nodes.shards:
             counting(nodes, name, count, 0, count)
         now[0] += 0.4
-        registry._look(Grants(LIMITER, lambda: now[0]))
+        registry._grants._look(Grants(LIMITER, lambda: now[0]))
         stored = nodes.stored["run"]["counts"]
         return [stored[name][0] for name in ("a", "b")]
 

@@ -27,6 +27,96 @@
     return made;
   }
 
+  // Which step of an episode is shown, which steps are in view, and whether it plays.
+  class Playhead {
+    static ADDRESS_MS = 250;
+
+    // `moved` draws a step and takes the direction, `settled` writes it into the address,
+    // `turned` shows whether it plays, and `ready` says whether a step's frame is read.
+    constructor(last, asked, { moved, settled, turned, ready }) {
+      Object.assign(this, { last, moved, settled, turned, ready });
+      this.step = this.within(asked || 0);
+      this.playing = this.stopped = false;
+      this.speed = 20;
+      this.timer = this.before = this.owed = 0;
+      this.lookAtAll();
+    }
+
+    within(step) {
+      return Math.max(0, Math.min(this.last, step));
+    }
+
+    move(to, direction = 0) {
+      const target = this.within(to);
+      const way = direction || Math.sign(target - this.step) || 1;
+      this.step = target;
+      this.moved(way);
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => {
+        if (!this.stopped) this.settled();
+      }, Playhead.ADDRESS_MS);
+    }
+
+    toggle() {
+      this.playing = !this.playing;
+      this.turned();
+      if (!this.playing) return;
+      if (this.step === this.last) this.move(0);
+      this.before = performance.now();
+      this.owed = 0;
+      requestAnimationFrame((now) => this.run(now));
+    }
+
+    run(now) {
+      if (!this.playing || this.stopped) return;
+      this.owed += ((now - this.before) * this.speed) / 1000;
+      this.before = now;
+      const whole = Math.floor(this.owed);
+      // A frame that is still being read is waited for, up to a second.
+      if (whole && (this.ready(this.step) || this.owed > this.speed)) {
+        this.owed -= whole;
+        this.move(this.step + whole, 1);
+        if (this.step === this.last) {
+          this.toggle();
+          return;
+        }
+      }
+      requestAnimationFrame((next) => this.run(next));
+    }
+
+    // The next speed of a list, in a direction.
+    turnSpeed(speeds, way) {
+      const to = speeds.indexOf(this.speed) + way;
+      this.speed = speeds[Math.max(0, Math.min(speeds.length - 1, to))];
+    }
+
+    lookAt(low, high) {
+      const first = Math.max(0, Math.floor(low));
+      this.view = [first, Math.max(1, Math.min(this.last, Math.max(Math.ceil(high), first + 2)))];
+    }
+
+    lookAtAll() {
+      this.view = [0, Math.max(1, this.last)];
+    }
+
+    seesAll() {
+      return this.view[0] === 0 && this.view[1] >= this.last;
+    }
+
+    // Half of the steps in view, around the step.
+    nearer() {
+      const quarter = Math.max(1, (this.view[1] - this.view[0]) / 4);
+      const low = Math.max(0, Math.min(this.step - quarter, this.last - 2 * quarter));
+      return [low, low + 2 * quarter];
+    }
+
+    stop() {
+      this.stopped = true;
+      this.playing = false;
+      clearTimeout(this.timer);
+    }
+  }
+
   mmr.screens.episode = async (main, query, isCurrent) => {
     const app = mmr.app;
     const id = app.id;
@@ -44,17 +134,18 @@
     let previous = saved ? saved.findLast((each) => each.begin < begin)?.begin : episode.previous;
     let next = saved ? saved.find((each) => each.begin > begin)?.begin : episode.next;
     let length = end - begin;
-    let last = Math.max(0, length - 1);
+    const lastStep = () => Math.max(0, length - 1);
     const fieldOf = new Map(overview.fields.map((each) => [each.path, each]));
     const images = overview.fields.filter((field) => field.image);
     // From a draw, the playhead stands on the step that was drawn.
     const at_ = query.get("t");
-    const asked = at_ === "end" ? last : at_ == null ? at - begin : Number(at_);
-    let step = Math.max(0, Math.min(last, asked || 0));
-    let view = [0, Math.max(1, last)];
-    let playing = false;
-    let speed = 20;
-    let stopped = false;
+    const asked = at_ === "end" ? lastStep() : at_ == null ? at - begin : Number(at_);
+    const playhead = new Playhead(lastStep(), asked, {
+      moved: showStep,
+      settled: () => app.putAddress(`e=${env}:${begin}&t=${playhead.step}`),
+      turned: () => (play.textContent = playhead.playing ? "❚❚ Pause" : "▶ Play"),
+      ready: (step) => !reel || reel.get(step),
+    });
     const plots = [];
     const curves = [];
     const roleRank = (each) => ["reward", "action", "observation"].indexOf(each.role) + 1 || 9;
@@ -69,15 +160,15 @@
     const wait = el("span", { class: "wait", hidden: true }, "reading");
     const time = el("span", { class: "time" });
     const ticks = el("canvas", { "aria-hidden": "true" });
-    const slider = el("input", { type: "range", id: "step", min: "0", max: String(last), step: "1", "aria-label": "Step" });
+    const slider = el("input", { type: "range", id: "step", min: "0", max: String(playhead.last), step: "1", "aria-label": "Step" });
     const values = el("dl", { class: "now", "aria-label": "Values at this step" });
     const chartBox = el("div");
     const exportBox = mmr.selectionBox();
     const scale = mmr.muted();
     const rewardsNote = el("span", { class: "muted", role: "status", "data-note": "rewards" });
-    const play = button("▶ Play", "Play or pause (Space)", () => toggle(), "btn main");
-    const setSpeed = () => (speed = Number(rate.value));
-    const rate = mmr.select({ id: "speed" }, setSpeed, SPEEDS.map((each) => [each, `${each}/s`]), speed);
+    const play = button("▶ Play", "Play or pause (Space)", () => playhead.toggle(), "btn main");
+    const setSpeed = () => (playhead.speed = Number(rate.value));
+    const rate = mmr.select({ id: "speed" }, setSpeed, SPEEDS.map((each) => [each, `${each}/s`]), playhead.speed);
     const nextReward = button("◆ Next reward", "Next reward other than 0 (R)", () => toReward(1));
     let field = images.find((each) => each.path === query.get("image")) ?? images[0];
     let reel = field ? new mmr.Reel(id, field, env, begin, end) : null;
@@ -85,7 +176,7 @@
       field = images.find((each) => each.path === lens.value);
       reel = new mmr.Reel(id, field, env, begin, end);
       shown = -1;
-      move(step);
+      playhead.move(playhead.step);
     };
     const lens = mmr.select({ id: "image" }, setImage, images.map(({ path }) => [path, path]), field?.path);
 
@@ -102,11 +193,11 @@
           el(
             "div",
             { class: "transport" },
-            button("|◀", "First step (Home)", () => move(0)),
-            button("◀", "One step back (←)", () => move(step - 1)),
+            button("|◀", "First step (Home)", () => playhead.move(0)),
+            button("◀", "One step back (←)", () => playhead.move(playhead.step - 1)),
             play,
-            button("▶", "One step forward (→)", () => move(step + 1)),
-            button("▶|", "Last step (End)", () => move(last)),
+            button("▶", "One step forward (→)", () => playhead.move(playhead.step + 1)),
+            button("▶|", "Last step (End)", () => playhead.move(playhead.last)),
             nextReward,
             time,
           ),
@@ -174,23 +265,18 @@
       return `${steps}, about ${mmr.ago(seconds)} at ${number(+rateNow.toPrecision(3))} steps/s`;
     }
 
-    // The playhead.
+    // The step at the playhead.
 
     let shown = -1;
-    let addressTimer = 0;
-    function move(to, direction = 0) {
-      const target = Math.max(0, Math.min(last, to));
-      const way = direction || Math.sign(target - step) || 1;
-      step = target;
-      slider.value = String(step);
-      time.textContent = `${count(step)} / ${count(last)}`;
+    function showStep(way) {
+      slider.value = String(playhead.step);
+      time.textContent = timeText();
       showFrame(way);
       showValues();
       for (const { plot } of plots) placePlayhead(plot);
-      clearTimeout(addressTimer);
-      addressTimer = setTimeout(() => {
-        if (!stopped) app.putAddress(`e=${env}:${begin}&t=${step}`);
-      }, 250);
+    }
+    function timeText() {
+      return `${count(playhead.step)} / ${count(playhead.last)}`;
     }
 
     function showFrame(direction) {
@@ -200,16 +286,16 @@
         mmr.paint(canvas, frame);
         shown = at_;
         fit(frame);
-        wait.hidden = at_ === step;
+        wait.hidden = at_ === playhead.step;
       };
-      const known = reel.get(step);
-      if (known && shown !== step) put(step, known);
+      const known = reel.get(playhead.step);
+      if (known && shown !== playhead.step) put(playhead.step, known);
       else if (!known) {
         wait.textContent = "reading";
         wait.hidden = false;
       }
-      reel.want(step, direction, (at_, frame, error) => {
-        if (stopped || own !== reel) return;
+      reel.want(playhead.step, direction, (at_, frame, error) => {
+        if (playhead.stopped || own !== reel) return;
         if (frame) {
           if (shown !== at_) put(at_, frame);
         } else {
@@ -242,23 +328,23 @@
     const rows = new Map();
     let reading = false;
     async function showValues() {
-      if (rows.has(begin + step)) {
-        drawValues(rows.get(begin + step));
+      if (rows.has(begin + playhead.step)) {
+        drawValues(rows.get(begin + playhead.step));
         return;
       }
       if (reading) return;
       reading = true;
       try {
-        while (!stopped && !rows.has(begin + step)) {
-          const wanted = step;
+        while (!playhead.stopped && !rows.has(begin + playhead.step)) {
+          const wanted = playhead.step;
           await readValues(begin + Math.floor(wanted / VALUES_ROWS) * VALUES_ROWS);
-          if (rows.has(begin + step)) break;
-          if (wanted === step) throw new Error("This step is not in the buffer any more.");
+          if (rows.has(begin + playhead.step)) break;
+          if (wanted === playhead.step) throw new Error("This step is not in the buffer any more.");
           await new Promise((resolve) => setTimeout(resolve, VALUES_PAUSE_MS));
         }
-        if (!stopped) drawValues(rows.get(begin + step));
+        if (!playhead.stopped) drawValues(rows.get(begin + playhead.step));
       } catch (error) {
-        if (!stopped) values.replaceChildren(el("dt", {}, "values"), el("dd", {}, error.message));
+        if (!playhead.stopped) values.replaceChildren(el("dt", {}, "values"), el("dd", {}, error.message));
       }
       reading = false;
     }
@@ -290,7 +376,7 @@
       );
       const reward = overview.fields.find((each) => each.role === "reward");
       const spoken = reward && row[reward.path] ? `, reward ${valueText(reward.path, row[reward.path])}` : "";
-      slider.setAttribute("aria-valuetext", `step ${step} of ${last}${spoken}`);
+      slider.setAttribute("aria-valuetext", `step ${playhead.step} of ${playhead.last}${spoken}`);
     }
 
     function valueText(path, components) {
@@ -305,36 +391,6 @@
       return `[${components.map(one).join(", ")}${components.length === COMPONENTS ? ", …" : ""}]`;
     }
 
-    // Playing.
-
-    let before = 0;
-    let owed = 0;
-    function toggle() {
-      playing = !playing;
-      play.textContent = playing ? "❚❚ Pause" : "▶ Play";
-      if (!playing) return;
-      if (step === last) move(0);
-      before = performance.now();
-      owed = 0;
-      requestAnimationFrame(run);
-    }
-    function run(now) {
-      if (!playing || stopped) return;
-      owed += ((now - before) * speed) / 1000;
-      before = now;
-      const whole = Math.floor(owed);
-      // A frame that is still being read is waited for, up to a second.
-      if (whole && (!reel || reel.get(step) || owed > speed)) {
-        owed -= whole;
-        move(step + whole, 1);
-        if (step === last) {
-          toggle();
-          return;
-        }
-      }
-      requestAnimationFrame(run);
-    }
-
     // The first rewards other than 0 are listed; those after them are searched for.
     let listed = [];
     let isListed = true;
@@ -347,7 +403,7 @@
     let searching = 0;
     async function toReward(way) {
       const own = ++searching;
-      const from = step;
+      const { step: from, last } = playhead;
       const behind = isListed || mmr.isSaved() ? last + 1 : listed.at(-1) + 1;
       const later = [Math.max(behind, way > 0 ? from + 1 : 0), way > 0 ? last + 1 : from];
       const inList = () => (way > 0 ? listed.find((each) => each > from) : listed.findLast((each) => each < from));
@@ -355,11 +411,11 @@
         const found = way > 0
           ? (inList() ?? (await findReward(...later, way)))
           : ((await findReward(...later, way)) ?? inList());
-        if (own !== searching || from !== step || stopped) return;
-        if (found != null) move(found);
+        if (own !== searching || from !== playhead.step || playhead.stopped) return;
+        if (found != null) playhead.move(found);
         else if (way > 0 && !isListed && mmr.isSaved()) rewardsNote.textContent = "later rewards are not in the saved page";
       } catch (error) {
-        if (!stopped) rewardsNote.textContent = error.message;
+        if (!playhead.stopped) rewardsNote.textContent = error.message;
       }
     }
 
@@ -383,12 +439,12 @@
       if (!rewards || rewards.count > length * 0.8) return;
       rewardsNote.textContent = isListed ? "" : `ticks: first ${count(listed.length)} of ${count(rewards.count)} rewards`;
       listed.forEach((each, i) => {
-        const left = (each / Math.max(1, last)) * (width - 16) + 8;
+        const left = (each / Math.max(1, playhead.last)) * (width - 16) + 8;
         context.fillRect(left - 1, rewards.values[i] > 0 ? 0 : 6, 2, 6);
       });
     }
 
-    slider.addEventListener("input", () => move(Number(slider.value)));
+    slider.addEventListener("input", () => playhead.move(Number(slider.value)));
 
     // Curves.
 
@@ -396,11 +452,11 @@
     const heads = new WeakMap();
     function placePlayhead(plot) {
       const head = heads.get(plot);
-      const left = plot.valToPos(step, "x");
+      const left = plot.valToPos(playhead.step, "x");
       head.hidden = !(left >= 0 && left <= plot.over.clientWidth);
       head.style.left = `${left}px`;
     }
-    const playhead = {
+    const playheadLine = {
       hooks: {
         init: (plot) => {
           const head = el("div", { class: "playhead" });
@@ -412,41 +468,40 @@
           let from = 0;
           plot.over.addEventListener("pointerdown", (event) => (from = event.clientX));
           plot.over.addEventListener("click", (event) => {
-            if (Math.abs(event.clientX - from) < 4) move(Math.round(plot.posToVal(plot.cursor.left, "x")));
+            if (Math.abs(event.clientX - from) < 4) playhead.move(Math.round(plot.posToVal(plot.cursor.left, "x")));
           });
-          plot.over.addEventListener("dblclick", () => zoom(0, last));
+          plot.over.addEventListener("dblclick", showAll);
         },
       },
     };
 
     // A step is as wide as the distance to the next one: the first and the last are seen
     // whole.
-    const limits = () => ({ min: view[0] - 0.5, max: view[1] + 0.5 });
+    const limits = () => ({ min: playhead.view[0] - 0.5, max: playhead.view[1] + 0.5 });
 
     let zoomTimer = 0;
     function zoom(low, high) {
-      const first = Math.max(0, Math.floor(low));
-      view = [first, Math.max(1, Math.min(last, Math.max(Math.ceil(high), first + 2)))];
+      playhead.lookAt(low, high);
       clearTimeout(zoomTimer);
       zoomTimer = setTimeout(() => {
         for (const curve of curves) curve.load();
       }, 60);
       for (const { plot } of plots) plot?.setScale("x", limits());
     }
+    function zoomIn() {
+      zoom(...playhead.nearer());
+    }
+    function showAll() {
+      zoom(0, playhead.last);
+    }
 
     // The steps in view, or the whole episode with its final row.
     function selectSteps() {
-      const [first, until] = [begin + view[0], begin + view[1] + 1];
+      const [first, until] = [begin + playhead.view[0], begin + playhead.view[1] + 1];
       const whole = first === begin && until >= end;
       const stop = whole ? end + (episode.final_row ? 1 : 0) : until;
       mmr.selectionOf(overview).set(whole ? `${env}:${begin}` : `${env}:${first}-${stop}`, [env, first, stop]);
       mmr.drawSelection(exportBox, overview);
-    }
-
-    function zoomIn() {
-      const quarter = Math.max(1, (view[1] - view[0]) / 4);
-      const low = Math.max(0, Math.min(step - quarter, last - 2 * quarter));
-      zoom(low, low + 2 * quarter);
     }
 
     // Charts are drawn group by group; fields that are switched off have none.
@@ -459,7 +514,7 @@
         const fields = group.filter((path) => !arrangement.off.has(path)).map((path) => drawable.find((each) => each.path === path));
         if (!fields.length) continue;
         await addChart(fields);
-        if (stopped || own !== drawing) return;
+        if (playhead.stopped || own !== drawing) return;
       }
       mmr.dropCharts();
       chartBox.querySelector(`[data-group="${CSS.escape(focused)}"]`)?.focus();
@@ -484,7 +539,7 @@
           "span",
           { class: "pair" },
           button("Zoom in", "Zoom in at the playhead (X); or drag over a curve", zoomIn, "btn small"),
-          button("Show all", "Show all of the episode (Z); or double click", () => zoom(0, last), "btn small"),
+          button("Show all", "Show all of the episode (Z); or double click", showAll, "btn small"),
           button("Select steps", "Select steps in view, to take them away (S)", selectSteps, "btn small"),
         ),
         more.length
@@ -563,7 +618,7 @@
         const buckets = saved
           ? app.settings.buckets
           : Math.max(64, Math.min(4096, Math.round(2 * (box.clientWidth || 600))));
-        const [first, stop] = saved ? [begin, end] : [begin + view[0], Math.min(end, begin + view[1] + 1)];
+        const [first, stop] = saved ? [begin, end] : [begin + playhead.view[0], Math.min(end, begin + playhead.view[1] + 1)];
         const low = from.get(each.path);
         return mmr.binary(
           mmr.path(id, "curve", {
@@ -575,7 +630,7 @@
 
       async function read() {
         const answers = await Promise.all(fields.map(request));
-        if (stopped) return;
+        if (playhead.stopped) return;
         const [{ head }] = answers;
         const { buckets, first, stop } = head;
         if (answers.some((each) => each.head.first !== first || each.head.stop !== stop)) {
@@ -722,7 +777,7 @@
                 },
               ],
             },
-            plugins: [playhead, mmr.tip(tipText, { "data-tip": title })],
+            plugins: [playheadLine, mmr.tip(tipText, { "data-tip": title })],
           },
         };
       }
@@ -768,25 +823,25 @@
       grown = performance.now();
       try {
         const newer = await mmr.json(mmr.path(id, "episode", { env: String(env), at: String(end - 1) }));
-        if (stopped) return;
+        if (playhead.stopped) return;
         await take(newer);
       } catch {
         // The state says why, or curves do.
       }
       took = performance.now() - grown;
       growth = 0;
-      if (!stopped) follow(app.states[id]);
+      if (!playhead.stopped) follow(app.states[id]);
     }
     async function take(newer) {
-      const all = view[0] === 0 && view[1] >= last;
+      const all = playhead.seesAll();
       episode = newer;
       head = app.states[id]?.head;
       ({ end, previous, next } = newer);
       length = end - begin;
-      last = Math.max(0, length - 1);
+      playhead.last = lastStep();
       if (reel) reel.end = end;
-      slider.max = String(last);
-      time.textContent = `${count(step)} / ${count(last)}`;
+      slider.max = String(playhead.last);
+      time.textContent = timeText();
       const title = main.querySelector(".title");
       const focused = title.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
       title.replaceWith(heading());
@@ -794,7 +849,7 @@
       listRewards();
       drawTicks();
       if (!all) return;
-      view = [0, Math.max(1, last)];
+      playhead.lookAtAll();
       await Promise.all(curves.map((curve) => curve.load()));
       for (const { plot } of plots) placePlayhead(plot);
     }
@@ -805,40 +860,37 @@
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       const key = event.key.toLowerCase(); // also with Caps Lock
       const onButton = ["BUTTON", "A", "SUMMARY"].includes(event.target.tagName);
-      if (way) move(step + way * (event.shiftKey ? 10 : 1));
-      else if (event.key === "Home") move(0);
-      else if (event.key === "End") move(last);
-      else if (event.key === " " && !onButton) toggle();
+      if (way) playhead.move(playhead.step + way * (event.shiftKey ? 10 : 1));
+      else if (event.key === "Home") playhead.move(0);
+      else if (event.key === "End") playhead.move(playhead.last);
+      else if (event.key === " " && !onButton) playhead.toggle();
       else if (key === "r") toReward(event.shiftKey ? -1 : 1);
-      else if (key === "e" && step < last) move(last);
+      else if (key === "e" && playhead.step < playhead.last) playhead.move(playhead.last);
       else if (key === "e" && next != null) location.hash = app.link(`e=${env}:${next}&t=end`);
       else if (key === "n" && next != null) location.hash = app.link(`e=${env}:${next}`);
       else if (key === "p" && previous != null) location.hash = app.link(`e=${env}:${previous}`);
       else if (event.key === "+" || event.key === "-") {
-        const to = SPEEDS.indexOf(speed) + (event.key === "+" ? 1 : -1);
-        speed = SPEEDS[Math.max(0, Math.min(SPEEDS.length - 1, to))];
-        rate.value = String(speed);
-      } else if (key === "z") zoom(0, last);
+        playhead.turnSpeed(SPEEDS, event.key === "+" ? 1 : -1);
+        rate.value = String(playhead.speed);
+      } else if (key === "z") showAll();
       else if (key === "x") zoomIn();
       else if (key === "s") selectSteps();
       else return false;
       return true;
     };
     app.leave = () => {
-      stopped = true;
-      playing = false;
-      clearTimeout(addressTimer);
+      playhead.stop();
       clearTimeout(growth);
     };
     app.onstate = follow;
     app.recolour = drawTicks;
     // For tests that measure how fast frames are shown.
-    app.player = { move, shown: () => shown, curves: () => curves, zoom };
+    app.player = { move: (to) => playhead.move(to), shown: () => shown, curves: () => curves, zoom };
 
     mmr.drawSelection(exportBox, overview);
     follow.version = app.states[id]?.version;
     listRewards();
-    move(step);
+    playhead.move(playhead.step);
     drawTicks();
     await drawCharts();
   };
