@@ -199,7 +199,7 @@ class FileCopy:
         self._recheck_tails()
 
     def _recheck_tails(self) -> None:
-        """Note the rows below the tails as they are now: their values may be overwritten."""
+        """Note the rows below the tails of now: their values may be overwritten."""
         tails = np.minimum(self._commit.tails, self.heads)
         self.lost = np.maximum(self.lost, np.where(tails > self.firsts, tails, 0))
 
