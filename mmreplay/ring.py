@@ -250,3 +250,9 @@ def _chunks(env_id: int, first: int, stop: int) -> Iterator[tuple[Ids, Ids]]:
     for begin in range(first, stop, CHUNK_ROWS):
         positions = np.arange(begin, min(begin + CHUNK_ROWS, stop))
         yield np.full(len(positions), env_id), positions
+
+
+def one_env(env_ids: NDArray[np.int64]) -> bool:
+    """Return whether all rows, at least one, are of one environment."""
+    # The first and last row of several environments are seldom of the same one.
+    return bool(env_ids[0] == env_ids[-1] and (env_ids == env_ids[0]).all())

@@ -11,6 +11,7 @@ that the limits read after the copy say exactly which rows may be torn.
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Sequence
@@ -245,6 +246,22 @@ class GenerationReader(StartView):
         following = tuple(path for path in schema.paths if path in self.next_paths)
         self._plain_reads = ((schema.paths, 0), (following, 1))
 
+    def still(self) -> GenerationReader:
+        """Return another view of the generation; see `ReplayBuffer.still_view`.
+
+        Raises:
+            FailedError: The buffer is open for writing.
+        """
+        files = self.files
+        if files.appender is not None:
+            # What it publishes while rows are copied would not be seen.
+            raise FailedError(
+                f"a still view of {files.name} needs a buffer opened with mode='r', but "
+                "this one is open for writing. Open its path once more with "
+                "ReplayBuffer.open, or draw from view."
+            )
+        return GenerationReader(replace(files, commit=copy.copy(files.commit)))
+
     def __repr__(self) -> str:
         """Say what it is."""
         buffer = self.home.folder or "a buffer in RAM"
@@ -395,10 +412,9 @@ class GenerationReader(StartView):
         try:
             return self._index.start_at(ranks)
         except IndexError as error:
-            count = int(self._index.starts.lengths.sum()) - self._index.num_illegal
             raise StaleError(
-                f"ranks must be below {count}, the number of legal starts, got "
-                f"{int(np.max(ranks))}. Draw ranks after a look at `view.starts`."
+                f"ranks must be below {self._index.num_legal}, the number of legal starts, "
+                f"got {int(np.max(ranks))}. Draw ranks after a look at `view.starts`."
             ) from error
 
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:

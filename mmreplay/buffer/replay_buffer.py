@@ -27,6 +27,7 @@ from mmreplay.buffer import copy_rows, opening
 from mmreplay.buffer.append import Appender, BeforeOverwrite
 from mmreplay.buffer.copy_files import Snapshot, snapshot
 from mmreplay.buffer.draw import batch_transform, check_sampler
+from mmreplay.buffer.facts import Facts
 from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.open_files import OpenFiles, close_in_owner
 from mmreplay.buffer.opening import check_mode
@@ -686,6 +687,36 @@ class ReplayBuffer:
     def view(self) -> GenerationReader:
         """What samplers draw from: spans and boundaries, brought up to date."""
         return self._current()
+
+    def still_view(self) -> GenerationReader:
+        """Return a view with an index and a lock of its own, over the same files.
+
+        It shows the rows of the moment, while `view` and other still views go on, until
+        its `refresh` looks at the writer. So a thread that takes long to draw from it
+        holds up no other. It stays with its generation of the files, which a resize
+        replaces, and ends with the buffer.
+
+        Raises:
+            FailedError: The buffer is closed, or open for writing.
+        """
+        return self._current().still()
+
+    def folder_now(self) -> Path | None:
+        """Return where its folder is now; None where it has none.
+
+        An open buffer goes on where its folder was renamed, and `path` leads nowhere.
+        """
+        watch = self._files.watch
+        return self.path if watch is None else watch.folder_now()
+
+    def facts(self) -> Facts:
+        """Say what the buffer is and holds, as `mmreplay info` does.
+
+        Returns:
+            Rows, heap, disk, last commit and writer, each looked up when it is asked
+            for: ``buffer.facts().rows().legal_starts``.
+        """
+        return Facts(self)
 
     @property
     def in_place(self) -> bool:

@@ -23,19 +23,17 @@ def print_group(buffer: ReplayBuffer, json: bool) -> None:
 
 def gather(buffer: ReplayBuffer) -> dict[str, Any]:
     """Everything that is known, as JSON values."""
-    from mmreplay.buffer.statistics import count_starts
-
     assert buffer.mapping is not None
     index = buffer.episodes
-    starts = count_starts(index)
     episodes = sum(len(index.episodes(env).begin) for env in range(buffer.num_envs))
     return {
         **asdict(buffer.mapping),
         "num_envs": buffer.num_envs,
         "rows": int(buffer.span.lengths.sum()),
         "steps": len(buffer),
-        **starts,
-        "never_drawn_steps": len(buffer) - starts["legal_starts"],
+        "legal_starts": index.num_legal,
+        "legal_starts_without_next": index.num_steps,
+        "never_drawn_steps": len(buffer) - index.num_legal,
         "episodes": episodes,
         "schema": buffer.schema.to_json(),
         "roles": dict(buffer.schema.roles),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmreplay.buffer.statistics import OPENINGS, buffer_facts
 from mmreplay.cli import group, installation, show
 from mmreplay.cli.exits import say
 from mmreplay.cli.options import Json, MaybePath, usage_error
@@ -51,7 +50,7 @@ def _print_buffer(path: Path, json: bool) -> None:
     if json:
         show.print_json(facts)
     else:
-        _print(str(path), facts, buffer.schema)
+        _print(str(path), facts, buffer.schema, buffer.recovery.meaning)
         _warn_of_small_heap(path, facts)
 
 
@@ -69,18 +68,74 @@ def _warn_of_small_heap(path: Path, facts: dict[str, Any]) -> None:
 
 def gather(buffer: ReplayBuffer) -> dict[str, Any]:
     """Everything that `info` knows, as JSON values."""
-    facts = buffer_facts(buffer)
-    # After the counts of rows, before what is said of the disk.
-    items = [*facts.items()]
-    split = [*facts].index("disk")
-    return dict([*items[:split], *_newest(buffer).items(), *items[split:]])
-
-
-def _newest(buffer: ReplayBuffer) -> dict[str, Any]:
+    from mmreplay.kernels import missing
     from mmreplay.stats import episode_table
 
-    table = episode_table(buffer, newest=-(-NEWEST_EPISODES // buffer.num_envs))
-    return {"newest_returns": summary(table.returns), "newest_lengths": summary(table.lengths)}
+    metadata, recovery, facts = buffer.metadata, buffer.recovery, buffer.facts()
+    ring, rows, heap = metadata.ring, facts.rows(), facts.heap()
+    heaps: dict[str, Any] = {}
+    if heap is not None:
+        heaps["heap"] = {
+            "heap_bytes": heap.nbytes,
+            "used": heap.used.tolist(),
+            "rows": heap.rows.tolist(),
+            "rows_that_fit": heap.rows_that_fit,
+        }
+    newest = episode_table(buffer, newest=-(-NEWEST_EPISODES // buffer.num_envs))
+    (apparent, allocated), commit = facts.disk(), facts.commit()
+    return {
+        "path": str(buffer.path),
+        "uuid": metadata.uuid.hex(),
+        "created": metadata.created,
+        "engine": metadata.engine,
+        "codec": None if metadata.sharding is None else metadata.sharding.codec,
+        "compression": buffer.compression,
+        "layout": ring.layout,
+        "autoreset": metadata.autoreset,
+        "generation": metadata.generation,
+        "capacity": ring.capacity,
+        "num_envs": ring.num_envs,
+        "slots": ring.slots,
+        "reserve": ring.reserve,
+        "block_rows": ring.block_rows,
+        "schema": metadata.schema.to_json(),
+        "roles": dict(metadata.schema.roles),
+        "user": metadata.user,
+        "rows": rows.rows,
+        "steps": rows.steps,
+        "final_rows": rows.rows - rows.steps,
+        "legal_starts": rows.legal_starts,
+        "legal_starts_without_next": rows.steps,
+        "never_drawn_steps": rows.never_drawn_steps,
+        "tails": rows.tails.tolist(),
+        "heads": rows.heads.tolist(),
+        "sizes": rows.sizes.tolist(),
+        "episodes": {
+            "count": rows.episodes,
+            "running": rows.unfinished,
+            "headless": rows.missing_start,
+        },
+        **heaps,
+        "index_nbytes": rows.index_nbytes,
+        "newest_returns": summary(newest.returns),
+        "newest_lengths": summary(newest.lengths),
+        "disk": {"apparent": apparent, "allocated": allocated},
+        "commit": {
+            "time_ns": commit.time_ns,
+            "exact": commit.exact,
+            "heads": commit.heads.tolist(),
+            "clean": commit.clean,
+            "survives_kill": commit.survives_kill,
+        },
+        "recovery": {
+            "how": recovery.how,
+            "cut_rows": recovery.cut_rows,
+            "given_up_rows": recovery.given_up_rows,
+            "last_cut_rows": recovery.last_cut_rows,
+        },
+        "writer": facts.writer(),
+        "kernels_not_built": missing(),
+    }
 
 
 def summary(values: Any) -> dict[str, float] | None:
@@ -102,7 +157,7 @@ def summary(values: Any) -> dict[str, float] | None:
         }
 
 
-def _print(name: str, facts: dict[str, Any], schema: Schema) -> None:
+def _print(name: str, facts: dict[str, Any], schema: Schema, opening: str) -> None:
     count, format_size = show.count, show.format_size
     episodes, on_disk = facts["episodes"], facts["disk"]
     ring = f"{count(facts['capacity'])} rows x {show.plural(facts['num_envs'], 'env')}"
@@ -155,7 +210,7 @@ def _print(name: str, facts: dict[str, Any], schema: Schema) -> None:
             ),
             ("last commit", _committed(facts)),
             *_exposed(facts["commit"]),
-            ("opening", _last_opening(facts["recovery"])),
+            ("opening", opening + _last_opening(facts["recovery"])),
             ("writer", _holder(facts["writer"])),
             *_slow(facts),
         ],
@@ -245,17 +300,16 @@ def count_s(seconds: float) -> str:
 
 
 def _last_opening(opening: dict[str, Any]) -> str:
-    how = opening["how"]
-    text: str = OPENINGS.get(how, how)
-    if how in ("failed", "power_cut"):
-        text += (
+    """How many rows were discarded."""
+    if opening["how"] in ("failed", "power_cut"):
+        return (
             f": {show.count(opening['cut_rows'])} known rows, and "
             f"{show.count(opening['given_up_rows'])} overwritten since"
         )
-    elif opening["last_cut_rows"]:
+    if opening["last_cut_rows"]:
         last = show.plural(opening["last_cut_rows"], "row")
-        text += f"; an earlier opening discarded {last}"
-    return text
+        return f"; an earlier opening discarded {last}"
+    return ""
 
 
 def _holder(writer: dict[str, Any] | None) -> str:

@@ -62,7 +62,7 @@ def plural(number_: int, noun: str) -> str:
 
 
 def starts(facts: Mapping[str, Any]) -> str:
-    """How many legal starts there are, as of `count_starts`."""
+    """How many legal starts there are."""
     legal, every = facts["legal_starts"], facts["legal_starts_without_next"]
     return f"{count(legal)}, or {count(every)} with the transform WithoutNext"
 

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 def stats(path: BufferPath, json: Json = False) -> None:
     """Print each field's range, mean and spread, and the returns of all episodes."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
-    from mmreplay.buffer.statistics import count_starts
     from mmreplay.stats import summarize
 
     with ReplayBuffer.open(path) as buffer:
         with show.waiting("reading") as progress:
             moments, episodes = summarize(buffer, progress=progress)
         fields = buffer.schema.fields
+        index = buffer.episodes
         counts = {
             "rows": int(buffer.span.lengths.sum()),
             "rows_left_out": buffer.count_left_out(),
             "steps": len(buffer),
-            **count_starts(buffer.episodes),
+            "legal_starts": index.num_legal,
+            "legal_starts_without_next": index.num_steps,
         }
     if json:
         show.print_json(_facts(counts, moments, episodes))

@@ -22,6 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer.bulk_writer import open_output
 from mmreplay.checksums import Sum
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
@@ -44,7 +45,6 @@ from mmreplay.convert.description import (
     VALUES,
     Description,
 )
-from mmreplay.convert.direct_writer import open_output
 from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.values import check_lengths, check_values, refuse_large, split_by_bytes
 from mmreplay.disk.files import File

@@ -13,18 +13,20 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer.bulk_writer import Arguments as Arguments
+from mmreplay.buffer.bulk_writer import Threads as Threads
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
 from mmreplay.convert.values import MAX_ROW_NBYTES as MAX_ROW_NBYTES
-from mmreplay.errors import CorruptError, FormatError, SchemaError, no_thread
+from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
@@ -315,45 +317,6 @@ def description_lost(where: object) -> CorruptError:
 MAX_THREADS = min(4, os.cpu_count() or 1)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
-
-
-class Threads(ThreadPoolExecutor):
-    """A pool of threads that runs jobs in the caller's thread when Python ends.
-
-    At its end Python waits for the thread of an `AutoExport` that is still open. That
-    thread needs others to finish its file, while pools refuse new jobs already.
-    """
-
-    _closed = False
-
-    def submit(
-        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Future[Result]:
-        """See `ThreadPoolExecutor.submit`.
-
-        Raises:
-            FailedError: The system has no thread left.
-        """
-        try:
-            return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
-            if "can't start new thread" in str(error):
-                raise no_thread("that converts", error) from error
-            # Threads that end with Python leave a pool that claims it was shut down.
-            if self._closed or "cannot schedule new futures" not in str(error):
-                raise
-        job: Future[Result] = Future()
-        try:
-            job.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            job.set_exception(error)
-        return job
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `ThreadPoolExecutor.shutdown`."""
-        self._closed = True
-        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 def in_order(

@@ -6,32 +6,26 @@ statistics, so that a buffer that was exported and loaded again is the same to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
-from itertools import pairwise
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size
-from mmreplay.buffer.heap_values import ValueCopier
-from mmreplay.buffer.new_generation import NewGeneration
+from mmreplay.buffer.bulk_writer import BulkWriter
 from mmreplay.buffer.opening import absolute, describe
-from mmreplay.buffer.statistics import write_statistics
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import PRIORITY, Description
-from mmreplay.convert.direct_writer import DirectWriter, open_direct_writer
-from mmreplay.convert.episode_ends import check_env_ids, one_env
+from mmreplay.convert.episode_ends import check_env_ids
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.stored_priorities import PriorityWriter
 from mmreplay.convert.values import check_values
-from mmreplay.disk.files import NETWORK, File, file_system
+from mmreplay.disk.files import NETWORK, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.episodes.boundaries import alone_problem, names, pair_problem
-from mmreplay.errors import ReplayError, SchemaError, SourceError, refuse_masked, shown, undone_by
+from mmreplay.errors import SchemaError, SourceError, refuse_masked, shown, undone_by
 from mmreplay.format.metadata import (
     HEAP_STEP_NBYTES,
     ON_DISK,
@@ -41,50 +35,13 @@ from mmreplay.format.metadata import (
     smallest_heap_nbytes,
 )
 from mmreplay.format.sharding import Codec
-from mmreplay.process import Worker
 from mmreplay.ragged import Ragged
-from mmreplay.ring import Layout, Span
+from mmreplay.ring import Layout, one_env
 from mmreplay.storage import disk_space
-from mmreplay.storage.layout import HEAP, SUMS, record_layout
-from mmreplay.storage.memory_usage import available_nbytes
-from mmreplay.storage.store import CheckedStore
+from mmreplay.storage.layout import record_layout
 
 NO_FLAGS = ALL_FLAGS + 1
 """Stands for the flags of the row before an environment's first."""
-MEMORY_SHARE = 4
-"""Files are read into memory if they take at most one in so many available bytes."""
-
-
-def warm(paths: Sequence[Path]) -> Worker[None] | None:
-    """Begin to read files into memory, if plenty is available.
-
-    A loaded buffer is often sampled next, and files written past the page cache would
-    make its first batches ten times slower. No caller waits for the worker, and its
-    errors do not matter.
-
-    Returns:
-        The worker; it does not keep the interpreter from ending.
-    """
-    if not paths:
-        return None
-    with suppress(OSError, RuntimeError):
-        nbytes = sum(path.stat().st_size for path in paths)
-        if nbytes <= available_nbytes() // MEMORY_SHARE:
-            worker: Worker[None] = Worker("mmreplay-warm", partial(_read, list(paths)))
-            worker.start()
-            return worker
-    return None
-
-
-def _read(paths: list[Path], _: Worker[None]) -> None:
-    for path in paths:
-        # A removed file or a failing device: sampling raises the error.
-        with suppress(ReplayError):
-            file = File.open(path, None)
-            try:
-                file.will_need(0, file.nbytes)
-            finally:
-                file.close()
 
 
 class BufferWriter(Writer):
@@ -102,7 +59,6 @@ class BufferWriter(Writer):
         self._description = description
         self._metadata = metadata
         self._served = record_layout(description.schema).served
-        self._paths = [p for p in description.schema.paths if p not in self._served]
         # The oldest row of each environment that the new ring holds.
         self._oldest = np.maximum(description.first, description.stop - metadata.ring.capacity)
         self._next = description.first.copy()
@@ -118,24 +74,15 @@ class BufferWriter(Writer):
             self._fit_values(metadata.heap_nbytes)
         self._drops = bool((self._oldest > description.first).any())
         self._staging = Staging(target, overwrite=overwrite, folder=True)
-        self._new: NewGeneration | None = None
-        self._writer: DirectWriter | None = None
+        self._bulk: BulkWriter | None = None
         self._priorities: PriorityWriter | None = None
-        self._values: ValueCopier | None = None
         with undone_by(self.abort):
             self._refuse_network()
             if description.priorities:
                 self._priorities = PriorityWriter(
                     self._staging.path, metadata, description.priorities
                 )
-            self._new = NewGeneration(self._staging.path, metadata)
-            self._reserve_holes(self._new.store)
-            span = Span(self._oldest, description.stop)
-            self._writer = open_direct_writer(self._new.store, self._paths, span)
-            if self._new.store.heap is not None:
-                self._values = ValueCopier(self._new.store)
-                if metadata.engine == "zarr":
-                    self._values.begin(self._oldest)
+            self._bulk = BulkWriter(self._staging.path, metadata, self._oldest, description.stop)
 
     def _fit_values(self, heap_nbytes: int) -> None:
         """Leave out the oldest rows whose values the heap does not hold."""
@@ -167,29 +114,11 @@ class BufferWriter(Writer):
                 "a local disk, then copy the buffer."
             )
 
-    def _reserve_holes(self, store: CheckedStore) -> None:
-        """Reserve disk space for the unwritten rows of the oldest row's block.
-
-        They are summed with it, and reading a hole through a mapping is a SIGBUS where
-        tmpfs is full.
-        """
-        ring, oldest = self._metadata.ring, self._oldest
-        begins = oldest // ring.block_rows * ring.block_rows
-        summed = begins + ring.block_rows <= self._description.stop
-        for env_id in np.flatnonzero((begins < oldest) & summed).tolist():
-            where = ring.split_at_wrap(env_id, int(begins[env_id]), int(oldest[env_id]))
-            for row, step, count in where:
-                for file in store.files:
-                    if file.path.name not in (SUMS, HEAP):
-                        nbytes = file.nbytes // ring.num_rows
-                        span = step * (count - 1) + 1
-                        file.allocate(row * nbytes, span * nbytes)
-
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
         if not len(block):
             return
-        assert self._writer is not None
+        assert self._bulk is not None
         self._check_positions(block)
         self._check_columns(block)
         self._check_ends(block)
@@ -197,52 +126,17 @@ class BufferWriter(Writer):
         if self._drops:
             block = block.select(block.positions >= self._oldest[block.env_ids])
         if len(block):
-            for some in self._with_references(block):
-                self._writer.write(some)
+            self._bulk.write(block.columns, block.env_ids, block.positions, block.flags)
+            over = self._bulk.overfull()
+            if len(over):
+                raise SourceError(
+                    f"environment {over[0]}: values must take at most "
+                    f"{self._metadata.heap_nbytes} bytes, as the description of the source "
+                    "says, got more. The source is damaged, or pass heap_bytes= "
+                    "(--heap-bytes)."
+                )
         if self._priorities is not None:
             self._priorities.write(block.env_ids, block.positions, block.columns[PRIORITY])
-
-    def _with_references(self, block: Block) -> Iterator[Block]:
-        """Store the values of rows, whose references take their place."""
-        if self._values is None:
-            yield block
-            return
-        assert self._new is not None
-        if not one_env(block.env_ids):
-            block = block.take(np.argsort(block.env_ids, kind="stable"))
-        if (sealing := self._new.store.sealing) is not None:
-            yield from self._through_heap(block, self._values, sealing.steps)
-            return
-        env_ids, flags = block.env_ids, block.flags
-        columns = self._values.store_rows(block.columns, env_ids, flags)
-        size = self._metadata.heap_nbytes
-        over = np.flatnonzero(self._values.heap_heads > size)
-        if len(over):
-            raise SourceError(
-                f"environment {over[0]}: values must take at most {size} bytes, as "
-                "the description of the source says, got more. The source is damaged, "
-                "or pass heap_bytes= (--heap-bytes)."
-            )
-        yield Block(columns, env_ids, block.positions, flags)
-
-    def _through_heap(self, block: Block, values: ValueCopier, steps: int) -> Iterator[Block]:
-        """Store the values of rows that shards of so many steps take from the heap.
-
-        So many at a time as a shard has: the heap holds their values beside those that
-        wait for their shard. Each part is written before the next one is asked for.
-        """
-        begins = [0, *(np.flatnonzero(np.diff(block.env_ids)) + 1).tolist(), len(block)]
-        for first, stop in pairwise(begins):
-            for at in range(first, stop, steps):
-                some = block.rows(at, min(at + steps, stop))
-                columns = values.store(
-                    some.columns,
-                    some.env_ids,
-                    some.positions,
-                    np.ones(len(some), np.bool_),
-                    some.flags,
-                )
-                yield Block(columns, some.env_ids, some.positions, some.flags)
 
     def _check_positions(self, block: Block) -> None:
         """Check that each environment continues where it stopped, with legal flags.
@@ -399,39 +293,24 @@ class BufferWriter(Writer):
                 f"environment {which}: rows must reach position {stop[which]}, got "
                 f"rows up to {self._next[which]}. The source is truncated."
             )
-        assert self._new is not None
-        assert self._writer is not None
-        # Blocks are summed as they are written.
-        self._writer.finish()
-        heap_heads = heap_tails = None
-        if self._values is not None:
-            heap_heads = self._values.heap_heads
-            if self._metadata.engine == "zarr":
-                self._values.end(stop)
-                heap_tails = self._values.heap_tails
-        self._new.finish(stop, self._oldest, heap_heads, heap_tails)
+        assert self._bulk is not None
+        bulk = self._bulk
+        bulk.finish()
         if self._priorities is not None:
             # A closed column covers durable rows only, which these are by now.
             self._priorities.finish()
-        folder = self._staging.path
-        if self._description.statistics:
-            write_statistics(folder, self._description.statistics)
-        self._new.publish()
-        uncached = self._writer.uncached
+        bulk.publish(self._description.statistics)
         self._close()
         self.nbytes = self._staging.publish()
-        folder = self._staging.target / self._metadata.folder
-        warm([folder / name for name in uncached])
+        bulk.warm(self._staging.target)
 
     def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._bulk is not None:
+            bulk, self._bulk = self._bulk, None
+            bulk.close()
         if self._priorities is not None:
             column, self._priorities = self._priorities, None
             column.close()
-        if self._new is not None:
-            new, self._new = self._new, None
-            new.close()
 
     def abort(self) -> None:
         """See `Writer.abort`."""

@@ -20,7 +20,7 @@ from mmreplay.convert.base import Block, Notes, Reader
 from mmreplay.convert.description import Description
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SourceError
-from mmreplay.ring import Span
+from mmreplay.ring import Span, one_env
 from mmreplay.schema import Schema
 from mmreplay.schema.naming import ROLE_NAMES, UNSURE, refuse_nan
 
@@ -301,12 +301,6 @@ def first_rows(env_ids: Ids) -> tuple[Ids, Ids]:
         return env_ids[:1].copy(), np.zeros(1, np.int64)
     ids, places = np.unique(env_ids, return_index=True)
     return ids, places
-
-
-def one_env(env_ids: Ids) -> bool:
-    """Return whether all rows, at least one, are of one environment."""
-    # The first and last row of several environments are seldom of the same one.
-    return bool(env_ids[0] == env_ids[-1] and (env_ids == env_ids[0]).all())
 
 
 def inside(block: Block, span: Span) -> NDArray[np.bool_]:

@@ -293,6 +293,11 @@ class EpisodeIndex:
         """Steps alive in all environments: rows less final rows."""
         return int((self._seen - self._first).sum()) - self._num_finals
 
+    @property
+    def num_legal(self) -> int:
+        """Legal starts."""
+        return int(self.starts.lengths.sum()) - self.num_illegal
+
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank: environment by environment, oldest first.
 
@@ -338,7 +343,7 @@ class EpisodeIndex:
     def num_unknown_next(self) -> int:
         """Steps that are no legal start, and become none: their next is unknown."""
         num_steps = int(self.steps.lengths.sum()) - self.num_finals_in_steps
-        return num_steps - (int(self.starts.lengths.sum()) - self.num_illegal)
+        return num_steps - self.num_legal
 
     @property
     def _finals_before_steps(self) -> Ids:

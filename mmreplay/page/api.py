@@ -52,7 +52,7 @@ from mmreplay.page.frames import (
     needs_colours,
     read_frames,
 )
-from mmreplay.page.overview import make_overview, make_priorities, words_of_opening
+from mmreplay.page.overview import make_overview, make_priorities
 from mmreplay.page.priorities import DEFAULT_ALPHA, MAX_ALPHA, written_at
 from mmreplay.page.requests import (
     BAD,
@@ -288,8 +288,7 @@ def answer_overview(request: PageRequest) -> PageAnswer:
             # Rows are committed, and the buffer closed, after the last one was added.
             value["storage"] = {**value["storage"], "commit": commit}
             stamp = stamp_of(commit)
-        opening = words_of_opening(shown.buffer, buffer)
-        value["storage"] = {**value["storage"], "opening": opening}
+        value["storage"] = {**value["storage"], "opening": shown.buffer.opening(buffer)}
         stamp += f".{request.writer()}"
         written = written_at(buffer)
     except Refusal:

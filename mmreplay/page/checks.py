@@ -825,17 +825,15 @@ def check_unknown_next(num_unknown: int, steps: int) -> PageFinding | None:
     )
 
 
-def check_heap(heap: Mapping[str, Any] | None, capacity: int) -> PageFinding | None:
+def check_heap(fit: int | None, capacity: int) -> PageFinding | None:
     """Check that the heap has the bytes for half of the rows at least.
 
     Args:
-        heap: See `heap_facts`; None where no field varies.
+        fit: Rows whose values fit into a heap; None where that is not known, or where
+            no field varies.
         capacity: Rows of each environment.
     """
-    if heap is None or heap["rows_that_fit"] is None:
-        return None
-    fit = heap["rows_that_fit"]
-    if 2 * fit >= capacity:
+    if fit is None or 2 * fit >= capacity:
         return None
     return PageFinding(
         "look",

@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import count_starts, stored_priorities
+from mmreplay.buffer.statistics import stored_priorities
 from mmreplay.episodes.starts import nothing_to_draw, num_legal
 from mmreplay.errors import EmptyError, ReplayError, SchemaError
 from mmreplay.page.priorities import BlockMasses, Weighing, written_at
 from mmreplay.page.requests import BAD, TOO_LARGE, UNREADABLE, Refusal
-from mmreplay.page.shown import ShownBuffer, rows_version
+from mmreplay.page.shown import SharedView, ShownBuffer, rows_version
 from mmreplay.ring import position_chunks
 from mmreplay.samplers.base import Draw, Sampler, View
 from mmreplay.samplers.divided import refuse_alone
@@ -432,7 +431,8 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
             for sampler, name in zip(parsed.by_rank, parsed.columns, strict=True):
                 copy_priorities(buffer, view, sampler, name)
             draw = _draw(parsed.sampler, view, text)
-            span, starts = view.span, count_starts(view.index)
+            span, index = view.span, view.index
+            num_legal_starts, num_steps = index.num_legal, index.num_steps
         for number, by_column in enumerate(parsed.by_column):
             if by_column.masses is not None:
                 weighed[number] = by_column.masses
@@ -447,7 +447,8 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
         "seed": parsed.seed,
         "own_seed": parsed.own_seed,
         "count": len(draw),
-        **starts,
+        "legal_starts": num_legal_starts,
+        "legal_starts_without_next": num_steps,
         "env_ids": draw.env_ids,
         "positions": draw.positions,
         "probabilities": draw.probabilities,
@@ -462,7 +463,7 @@ def draw_steps(shown: ShownBuffer, text: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _draw(sampler: Sampler, view: GenerationReader, text: str) -> Draw:
+def _draw(sampler: Sampler, view: View, text: str) -> Draw:
     try:
         return sampler.draw(view, DRAWN)
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -473,11 +474,7 @@ def _draw(sampler: Sampler, view: GenerationReader, text: str) -> Draw:
 
 
 def _use_columns(
-    shown: ShownBuffer,
-    buffer: ReplayBuffer,
-    view: GenerationReader,
-    text: str,
-    parsed: ParsedSampler,
+    shown: ShownBuffer, buffer: ReplayBuffer, view: SharedView, text: str, parsed: ParsedSampler
 ) -> dict[int, BlockMasses]:
     """Give samplers their columns, and the masses that an earlier draw weighed.
 
@@ -559,7 +556,7 @@ def check_weighed(num_rows: int) -> None:
         )
 
 
-def check_episodes(view: GenerationReader) -> None:
+def check_episodes(view: View) -> None:
     """Check that windows or episodes can be laid out in memory.
 
     Args:
@@ -579,7 +576,7 @@ def check_episodes(view: GenerationReader) -> None:
 
 
 def copy_priorities(
-    buffer: ReplayBuffer, view: GenerationReader, sampler: RankPrioritizedSampler, name: str | None
+    buffer: ReplayBuffer, view: View, sampler: RankPrioritizedSampler, name: str | None
 ) -> None:
     """Give a sampler that ranks priorities those of a buffer, if there are any.
 

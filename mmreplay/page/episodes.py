@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import StaleError
@@ -26,7 +25,7 @@ from mmreplay.page import faults
 from mmreplay.page.requests import NOT_IN_RING, UNREADABLE, Query, Refusal
 from mmreplay.page.rows import MAX_TRIES, read_left
 from mmreplay.page.sample import Histogram, bin_values
-from mmreplay.page.shown import BackgroundReader, ShownBuffer, rows_version, version_of
+from mmreplay.page.shown import BackgroundReader, SharedView, ShownBuffer, rows_version, version_of
 from mmreplay.schema import Field
 from mmreplay.schema.convert import widen
 from mmreplay.stats import EpisodeTable, read_returns, reward_field
@@ -218,7 +217,7 @@ def read_columns(buffer: ReplayBuffer) -> EpisodeColumns:
 
 
 def end_kinds(
-    view: GenerationReader, env_ids: Ids, last: Ids, running: NDArray[np.bool_]
+    view: SharedView, env_ids: Ids, last: Ids, running: NDArray[np.bool_]
 ) -> NDArray[np.uint8]:
     """Return how episodes end, from the flags of their last rows and of those after.
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import OPENINGS, folder_nbytes, heap_facts
 from mmreplay.episodes.rules import find_reset_rows
 from mmreplay.episodes.smoothing import moving_mean, smoothing_window
 from mmreplay.episodes.starts import num_legal
@@ -24,7 +23,7 @@ from mmreplay.page.frames import ImageLayout, layouts
 from mmreplay.page.priorities import PriorityFacts, measure_priorities
 from mmreplay.page.sample import FieldFacts, Sample, component_name, measure, take_sample
 from mmreplay.page.sections import RowRepeats
-from mmreplay.page.shown import ShownBuffer, folder_of, last_commit
+from mmreplay.page.shown import ShownBuffer, last_commit
 from mmreplay.page.varying import name_of
 from mmreplay.schema import Field, Schema
 
@@ -56,7 +55,8 @@ def make_overview(
         shown.note_index(view)
         num_unknown = index.num_unknown_next
         num_starts = num_legal(view)
-    metadata = buffer.metadata
+    metadata, heap = buffer.metadata, buffer.facts().heap()
+    fit = None if heap is None else heap.rows_that_fit
     image_layouts = layouts(buffer, shown.images)
     sample = take_sample(buffer, span=span)
     steps = sample.steps
@@ -103,7 +103,7 @@ def make_overview(
             "episodes",
             lambda: checks.check_dominates(longest, steps_of_episodes, len(columns)),
         ),
-        ("heap", "storage", lambda: checks.check_heap(heap_facts(buffer), metadata.ring.capacity)),
+        ("heap", "storage", lambda: checks.check_heap(fit, metadata.ring.capacity)),
         ("next unknown", "storage", lambda: checks.check_unknown_next(num_unknown, num_steps)),
         ("behind", "storage", lambda: checks.check_behind(heads)),
         ("reset rows", "episodes", lambda: checks.check_reset_rows(find_reset_rows_of(buffer))),
@@ -408,7 +408,7 @@ def shape_of(field: Field) -> list[int | str | None]:
 
 def storage_of(shown: ShownBuffer, buffer: ReplayBuffer, num_unknown: int) -> dict[str, Any]:
     """Return what matters for the disk: engine, sizes, commits and laps."""
-    metadata, folder = buffer.metadata, folder_of(buffer)
+    metadata, folder = buffer.metadata, buffer.folder_now()
     facts: dict[str, Any] = {
         "path": str(folder or buffer.source),
         "uuid": metadata.uuid.hex(),
@@ -419,21 +419,17 @@ def storage_of(shown: ShownBuffer, buffer: ReplayBuffer, num_unknown: int) -> di
         "created": metadata.created,
         "generation": metadata.generation,
         "never_drawn": num_unknown,
-        "opening": words_of_opening(shown, buffer),
+        "opening": shown.opening(buffer),
         "row_nbytes": metadata.schema.row_nbytes,
     }
-    heap = heap_facts(buffer)
+    heap = buffer.facts().heap()
     if heap is not None:
+        used = int(heap.used.max())
         facts["heap"] = (
-            f"{format_size(max(heap['used']))} of {format_size(heap['heap_bytes'])} "
-            f"({max(heap['used']) / heap['heap_bytes']:.0%})"
+            f"{format_size(used)} of {format_size(heap.nbytes)} ({used / heap.nbytes:.0%})"
         )
     if folder is not None:
-        facts |= {"disk": folder_nbytes(folder), "commit": last_commit(buffer)}
+        apparent, allocated = buffer.facts().disk()
+        facts["disk"] = {"apparent": apparent, "allocated": allocated}
+        facts["commit"] = last_commit(buffer)
     return facts
-
-
-def words_of_opening(shown: ShownBuffer, buffer: ReplayBuffer) -> str:
-    """Say whether a writer is at work, and what became of rows if it ended."""
-    how = shown.opening(buffer)
-    return OPENINGS.get(how, how)

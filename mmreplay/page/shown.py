@@ -7,7 +7,6 @@ with one lock for all, a result that needs another one would wait for itself.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import secrets
@@ -16,20 +15,16 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.statistics import commit_facts
 from mmreplay.disk.lock import Owner
-from mmreplay.episodes.starts import num_legal
+from mmreplay.episodes.starts import StartView, num_legal
 from mmreplay.errors import CorruptError, RemovedError, ReplayError
 from mmreplay.page import faults
 from mmreplay.page.requests import UNREADABLE, Refusal
-from mmreplay.storage.commit_state import CommitReader
 
 MAX_RESULTS = 64
 MAX_AGE_S = 1.0
@@ -46,6 +41,19 @@ RATE_S = 6.0
 PROCESS = secrets.token_hex(4)
 
 T = TypeVar("T")
+
+
+class SharedView(StartView, Protocol):
+    """A view that threads draw from in turns.
+
+    Attributes:
+        lock: Held from a look at the view to the end of the draw.
+    """
+
+    lock: threading.RLock
+
+    def refresh(self) -> None:
+        """Look at what the writer published since."""
 
 
 @dataclass(slots=True)
@@ -100,9 +108,9 @@ class ShownBuffer:
         self._fixed: dict[object, Any] = {}
         self._faults = faults.count()
         self._files = DataFiles()
-        self._drawn_from: tuple[GenerationReader, GenerationReader] | None = None
+        self._drawn_from: tuple[SharedView, SharedView] | None = None
         self._drawn = 0.0
-        self._indexed: GenerationReader | None = None
+        self._indexed: SharedView | None = None
         self._num_starts: int | None = None
 
     def buffer(self) -> ReplayBuffer:
@@ -179,8 +187,8 @@ class ShownBuffer:
         """
         return version_of(self.buffer())
 
-    def view_to_draw_from(self) -> GenerationReader:
-        """Return a view with an index and a lock of its own, over the same files.
+    def view_to_draw_from(self) -> SharedView:
+        """Return a still view; see `ReplayBuffer.still_view`.
 
         A draw may take seconds, and holds its view's lock: everything else on the page
         goes on beside it. Refresh the view before a draw.
@@ -191,19 +199,18 @@ class ShownBuffer:
         reader = self.buffer().view
         with self._lock:
             if self._drawn_from is None or self._drawn_from[0] is not reader:
-                files = replace(reader.files, commit=copy.copy(reader.files.commit))
-                self._drawn_from = reader, GenerationReader(files)
+                self._drawn_from = reader, reader.still()
             self._drawn = time.monotonic()
             return self._drawn_from[1]
 
-    def note_index(self, view: GenerationReader) -> None:
+    def note_index(self, view: SharedView) -> None:
         """Note that episodes are indexed: from here on states say how many starts are.
 
         A large buffer's first index takes longer than a state may.
         """
         self._indexed, self._num_starts = view, None
 
-    def _starts(self, view: GenerationReader) -> int | None:
+    def _starts(self, view: SharedView) -> int | None:
         """Legal starts; None before `note_index`."""
         if view is not self._indexed:
             return None
@@ -308,7 +315,7 @@ class ShownBuffer:
                 self._drawn_from = None  # Its index takes some 50 bytes an episode.
             (begin, first) = self._heads[0]
         seconds = now - begin
-        folder = folder_of(buffer)
+        folder = buffer.folder_now()
         state, commit = self._writer(buffer, folder)
         pid = Owner(folder).pid if state == "live" and folder else None
         moved = folder is not None and folder != buffer.path
@@ -329,14 +336,18 @@ class ShownBuffer:
 
     def writer(self, buffer: ReplayBuffer) -> str:
         """Return ``"live"``, ``"gone"`` or ``"closed"``; see `state`."""
-        return self._writer(buffer, folder_of(buffer))[0]
+        return self._writer(buffer, buffer.folder_now())[0]
 
     def opening(self, buffer: ReplayBuffer) -> str:
-        """Return what the writer's state says of the rows, as `Recovery.how` has it."""
-        state = self.writer(buffer)
-        if state == "closed":
-            return "clean" if self._was_live else buffer.recovery.how
-        return "live" if state == "live" else "killed"
+        """Say whether a writer is at work, and what became of rows if it ended."""
+        state, found = self.writer(buffer), buffer.recovery
+        if state == "live":
+            found = replace(found, how="live")
+        elif state == "gone":
+            found = replace(found, how="killed")
+        elif self._was_live:
+            found = replace(found, how="clean")
+        return found.meaning
 
     def _writer(
         self, buffer: ReplayBuffer, folder: Path | None
@@ -357,23 +368,6 @@ class ShownBuffer:
         return commit is None or not commit["clean"]
 
 
-def folder_of(buffer: ReplayBuffer) -> Path | None:
-    """Return where the folder of an open buffer is now; None if it has none.
-
-    An open buffer goes on where its folder was renamed, and its path leads nowhere.
-    """
-    path = buffer.path
-    if path is None or os.path.lexists(path):
-        return path
-    commit = buffer.view.files.commit
-    if isinstance(commit, CommitReader):
-        with suppress(OSError, IndexError):
-            there = Path(os.readlink(f"/proc/self/fd/{commit.file.fd}")).parents[1]
-            if there.is_dir():
-                return there
-    return path
-
-
 def last_commit(buffer: ReplayBuffer) -> dict[str, Any] | None:
     """Return the last commit; None where there is none, or it cannot be read now.
 
@@ -384,13 +378,13 @@ def last_commit(buffer: ReplayBuffer) -> dict[str, Any] | None:
     if buffer.path is None:
         return None
     try:
-        facts = commit_facts(buffer, folder_of(buffer))
+        commit = buffer.facts().commit()
     except (ReplayError, OSError):
         return None
     return {
-        "time": facts["time_ns"] / 1e9,
-        "behind": int(buffer.span.stop.sum()) - sum(facts["heads"]),
-        "clean": facts["clean"],
+        "time": commit.time_ns / 1e9,
+        "behind": int(buffer.span.stop.sum()) - int(commit.heads.sum()),
+        "clean": commit.clean,
     }
 
 

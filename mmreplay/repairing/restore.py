@@ -11,22 +11,24 @@ import os
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer import opening
-from mmreplay.buffer.heap_values import ValueCopier
-from mmreplay.buffer.new_generation import NewGeneration, new_folder
-from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
+from mmreplay.buffer.bulk_writer import BulkWriter
+from mmreplay.buffer.new_generation import new_folder
+from mmreplay.buffer.statistics import left_behind, read_statistics
 from mmreplay.disk import files
 from mmreplay.disk.lock import Owner, WriterLock
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
 from mmreplay.episodes.boundaries import alone_problem, pair_problem
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
+from mmreplay.format.heap import References, nbytes_of, offsets
 from mmreplay.format.metadata import Engine
 from mmreplay.ragged import Ragged
 from mmreplay.repairing.scan import (
@@ -37,21 +39,13 @@ from mmreplay.repairing.scan import (
     refuse_oversized,
     row_sizes,
 )
-from mmreplay.repairing.values import (
-    SealedValueScan,
-    ValueMover,
-    ValueScan,
-    read_values,
-    rows_at_once,
-)
-from mmreplay.ring import Ring, Run, runs
-from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS
-from mmreplay.storage.store import CheckedStore, Columns
+from mmreplay.repairing.values import SealedValueScan, ValueScan, read_values, rows_at_once
+from mmreplay.ring import Ring
+from mmreplay.schema import Field
+from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, record_layout
 from mmreplay.verify.rows import unreadable as unreadable_blocks
 
 Array = NDArray[np.int64]
-Heads = tuple[Array | None, Array | None]
-"""Where the values of a heap end, and where they begin; see `EngineRepair.write`."""
 Flags = NDArray[np.uint8]
 CHUNK_ROWS = 1 << 20
 
@@ -198,7 +192,6 @@ class CopyBlock:
         positions: int64 ``[N]``, their positions in the new buffer.
         sources: int64 ``[N]``, their positions in the damaged buffer, growing.
         rows: int64 ``[N]``, where they lie in it.
-        to: Where they go.
         marks: Flags by position, of the rows whose flags change.
     """
 
@@ -206,7 +199,6 @@ class CopyBlock:
     positions: Array
     sources: Array
     rows: Array
-    to: list[Run]
     marks: dict[int, int]
 
     def mark(self, flags: Flags) -> None:
@@ -241,17 +233,18 @@ def copy_blocks(
             positions = np.arange(first, min(first + size, head))
             sources = rows_of_env.sources(head, positions)
             ids = np.full(len(positions), env_id)
-            rows, to = ring.rows(ids, sources), runs(ring.rows(ids, positions))
-            yield CopyBlock(env_id, positions, sources, rows, to, rows_of_env.marks)
+            rows = ring.rows(ids, sources)
+            yield CopyBlock(env_id, positions, sources, rows, rows_of_env.marks)
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, total)
 
 
 Interval = tuple[int, int]
+CHUNK_NBYTES = 4 << 20
 UNPACKED_ROWS, UNPACKED_NBYTES = 1024, 64 << 20
-"""Rows of a compressed buffer that are copied at once, and bytes of their longest
-values."""
+"""Rows of a compressed buffer that are copied at once, and bytes of the longest
+values of rows of either engine."""
 LOOK_ROWS = 1 << 16
 
 
@@ -302,55 +295,84 @@ def _intervals(
         yield from map(tuple, edges.reshape(-1, 2).tolist())
 
 
-def copied(
-    scan: DamageScan,
-    surviving: list[SurvivingRows],
-    store: CheckedStore,
-    tails: Array,
-    progress: Progress | None,
-) -> Heads:
-    """Copy the surviving rows to their new positions, and seal full shards.
+class FileRows:
+    """Rows of a damaged memory-mapped buffer that survive, read from its files.
 
-    Of the engine that does; see `EngineRepair.write`.
+    Attributes:
+        size: Rows to read at once.
     """
-    schema = store.schema
-    plain = [path for path in schema.paths if not schema.fields[path].varies]
-    size, values = UNPACKED_ROWS, None
-    if schema.varying:
-        values = ValueCopier(store)
-        values.begin(tails)
-    with opened(scan) as source:
-        if values is not None:
-            size = min(size, rows_at_once(source, UNPACKED_NBYTES))
-        for block in copy_blocks(scan, surviving, tails, size, progress):
-            flags = source.flags(block.rows).copy()
-            block.mark(flags)
-            source.prefetch(block.rows, schema.paths)
-            gathered = source.gather(block.rows, plain)
-            columns: Columns = gathered
-            if values is not None:
-                for path in schema.varying:
-                    read = _values(scan, source, path, block)
-                    gathered[path] = read  # type: ignore[assignment]  # of a field that varies
-                ids, every = (np.full(len(flags), block.env_id), np.ones(len(flags), bool))
-                columns = values.store(gathered, ids, block.positions, every)
-            store.write(block.to, columns, flags)
-    if values is None:
-        return None, None
-    values.end(scan.heads)
-    return values.heap_heads, values.heap_tails
+
+    def __init__(self, scan: DamageScan) -> None:
+        """Map the files."""
+        metadata, nbytes = scan.metadata, row_sizes(scan.metadata)
+        self._schema, self._heap_nbytes = metadata.schema, metadata.heap_nbytes
+        self._layout = record_layout(metadata.schema)
+        self._heap = scan.opened.get(HEAP)
+        self._tables = {}
+        for name, width in nbytes.items():
+            file = scan.opened[name]
+            # An empty file cannot be mapped, and none of its rows is kept.
+            every = np.frombuffer(file.map_readonly() if file.nbytes else b"", np.uint8)
+            self._tables[name] = every[: len(every) // width * width].reshape(-1, width)
+        self.size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
+        if metadata.schema.varying:
+            longest = UNPACKED_NBYTES // metadata.schema.max_heap_nbytes
+            self.size = max(1, min(self.size, longest))
+
+    def read(self, block: CopyBlock) -> tuple[dict[str, Any], Flags]:
+        """Return the columns of rows, and their flags, uint8 ``[N]``."""
+        columns: dict[str, Any] = {}
+        record = self._layout.record
+        if record is not None:
+            records = self._tables[RECORDS][block.rows].view(record)[:, 0]
+            for path in record.names or ():
+                columns[path] = records[path]
+        for path, name in self._layout.large.items():
+            field = self._schema.fields[path]
+            data = self._tables[name][block.rows]
+            columns[path] = data.view(field.numpy).reshape(-1, *field.shape)
+        for path in self._schema.varying:
+            columns[path] = self._values(path, columns[path], block.env_id)
+        return columns, self._tables[FLAGS][block.rows, 0]
+
+    def _values(self, path: str, references: References, env_id: int) -> Ragged:
+        """The values of rows, each of which is whole."""
+        assert self._heap is not None
+        field, env_ids = self._schema.fields[path], np.full(len(references), env_id)
+        nbytes = nbytes_of(references, field)
+        begins = offsets(references, env_ids, self._heap_nbytes)
+        data = [self._heap.pread(int(nbytes[at]), int(begins[at])) for at in np.flatnonzero(nbytes)]
+        return _ragged(np.frombuffer(b"".join(data), np.uint8), references, field)
 
 
-def _values(scan: DamageScan, source: ShortStore, path: str, block: CopyBlock) -> Ragged:
-    """The values of a block's rows, each of which is whole."""
-    field = scan.metadata.schema.fields[path]
-    references, data, _ = read_values(scan, source, path, block.env_id, block.sources)
-    offsets = np.zeros(len(references) + 1, np.int64)
-    np.cumsum(references["length"], out=offsets[1:])
-    return Ragged(data.view(field.numpy).reshape(-1, *field.inner), offsets)
+class ShardRows:
+    """Rows of a damaged compressed buffer that survive; see `FileRows`."""
+
+    def __init__(self, scan: DamageScan, store: ShortStore) -> None:
+        """Read through a store."""
+        self._scan, self._store, schema = scan, store, scan.metadata.schema
+        self._plain = [path for path in schema.paths if not schema.fields[path].varies]
+        self.size = UNPACKED_ROWS
+        if schema.varying:
+            self.size = min(self.size, rows_at_once(store, UNPACKED_NBYTES))
+
+    def read(self, block: CopyBlock) -> tuple[dict[str, Any], Flags]:
+        """See `FileRows.read`."""
+        store, schema = self._store, self._store.schema
+        flags = store.flags(block.rows).copy()
+        store.prefetch(block.rows, schema.paths)
+        columns: dict[str, Any] = store.gather(block.rows, self._plain)
+        for path in schema.varying:
+            references, data, _ = read_values(self._scan, store, path, block.env_id, block.sources)
+            columns[path] = _ragged(data, references, schema.fields[path])
+        return columns, flags
 
 
-CHUNK_NBYTES = 4 << 20
+def _ragged(data: NDArray[np.uint8], references: References, field: Field) -> Ragged:
+    """Values that lie one after another."""
+    ends = np.zeros(len(references) + 1, np.int64)
+    np.cumsum(references["length"], out=ends[1:])
+    return Ragged(data.view(field.numpy).reshape(-1, *field.inner), ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +458,8 @@ def repair(
     A file that is missing, empty or cut costs the rows that only it held. Without a
     whole record in COMMIT the heads are found from the checksums. One bit
     of metadata.json is turned back; more takes another copy. The damaged buffer is not
-    changed. Memory: a few MiB, and 1 byte a row of the ring's flags.
+    changed. Memory: a few MiB, 64 MiB of values that vary or those of one row, and 1
+    byte a row of the ring's flags.
 
     Args:
         path: The damaged buffer's folder.
@@ -612,95 +635,60 @@ def _build(
     scan: DamageScan, surviving: list[SurvivingRows], target: Path, progress: Progress | None
 ) -> int:
     """Fill the target's folder; metadata.json is the last file to appear in it."""
-    old = scan.metadata
-    metadata = replace(old, uuid=secrets.token_bytes(16), generation=1)
+    metadata = replace(scan.metadata, uuid=secrets.token_bytes(16), generation=1)
     totals = np.array([rows_of_env.total for rows_of_env in surviving])
     tails = scan.heads - totals
     # Forged metadata may claim a ring of any size, with sparse files.
     existing_nbytes = sum(file.disk_nbytes()[1] for file in scan.opened.values())
-    with NewGeneration(target, metadata, max_sums_nbytes=existing_nbytes) as new:
-        write = REPAIRS[metadata.engine].write
-        heap = write(scan, surviving, new.store, tails, progress)
-        new.sum_blocks(tails, scan.heads)
-        new.finish(scan.heads, tails, *heap)
-    _copy_statistics(scan, target)
+    bulk = BulkWriter(target, metadata, tails, scan.heads, max_sums_nbytes=existing_nbytes)
+    with closing(bulk), REPAIRS[metadata.engine].rows(scan) as rows:
+        for block in copy_blocks(scan, surviving, tails, rows.size, progress):
+            columns, flags = rows.read(block)
+            block.mark(flags)
+            env_ids = np.full(len(flags), block.env_id)
+            bulk.write(columns, env_ids, block.positions, flags)
+        bulk.finish()
+    statistics = _statistics(scan)
     scan.restored += left_behind(scan.path)
-    new.publish()
+    bulk.publish(statistics)
     return int(totals.sum())
 
 
-def _copy_statistics(scan: DamageScan, target: Path) -> None:
-    """Copy the statistics; damaged ones are left out and reported."""
+def _statistics(scan: DamageScan) -> dict[str, Any]:
+    """Read the statistics; damaged ones are left out and reported."""
     try:
-        statistics = read_statistics(scan.path)
+        return read_statistics(scan.path)
     except FormatError as error:
         scan.restored.append(f"statistics are left out: {error}")
-        return
-    if statistics:
-        write_statistics(target, statistics)
-
-
-def _write(
-    scan: DamageScan,
-    surviving: list[SurvivingRows],
-    store: CheckedStore,
-    tails: Array,
-    progress: Progress | None,
-) -> Heads:
-    """Copy the rows that stay to their new positions; see `EngineRepair.write`."""
-    nbytes = row_sizes(scan.metadata)
-    values = None
-    if scan.metadata.schema.varying:
-        values = ValueMover(scan.metadata, scan.opened, store)
-    size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
-    # An empty file cannot be mapped, and none of its rows is kept.
-    maps = {
-        name: np.frombuffer(file.map_readonly() if file.nbytes else b"", np.uint8)
-        for name, file in scan.opened.items()
-        if name in nbytes
-    }
-    for block in copy_blocks(scan, surviving, tails, size, progress):
-        for file in store.files:
-            # The heap is written by the values of each block.
-            if file.path.name not in (SUMS, HEAP):
-                width = nbytes[file.path.name]
-                every = maps[file.path.name]
-                table = every[: len(every) // width * width].reshape(-1, width)
-                data = table[block.rows]
-                if file.path.name == FLAGS:
-                    block.mark(data)
-                if file.path.name == RECORDS and values is not None:
-                    values.move(block.env_id, data)
-                for row, begin, end in block.to:
-                    written = data[begin:end].reshape(-1)
-                    file.pwrite(written.data, row * width)
-    return None if values is None else values.heap_heads, None
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRepair:
-    """How a damaged buffer of one engine is read, and a new one of it written.
+    """How a damaged buffer of one engine is read.
 
     Attributes:
         values: Looks at values that vary.
         unreadable: (environment, first, stop) of rows that no checksum covers and that
             cannot be read, where that is known of no file's end.
-        write: Writes the rows that survive to their new positions. Of the scan, the
-            rows that stay by environment, the new buffer's store, int64 ``[E]`` of its
-            oldest positions, and what is called with (rows written, rows to write).
-            Returns int64 ``[E]``, where the values end in the new heap, and int64
-            ``[E]``, where they begin, None for 0; None where no field varies.
+        rows: Reads the rows that survive.
     """
 
     values: Callable[[DamageScan], AbstractContextManager[ValueScan | SealedValueScan]]
     unreadable: Callable[[DamageScan], Iterable[tuple[int, int, int]]]
-    write: Callable[[DamageScan, list[SurvivingRows], CheckedStore, Array, Progress | None], Heads]
+    rows: Callable[[DamageScan], AbstractContextManager[FileRows | ShardRows]]
 
 
 @contextmanager
 def _sealed_values(scan: DamageScan) -> Iterator[SealedValueScan]:
     with opened(scan) as store:
         yield SealedValueScan(scan, store)
+
+
+@contextmanager
+def _shard_rows(scan: DamageScan) -> Iterator[ShardRows]:
+    with opened(scan) as store:
+        yield ShardRows(scan, store)
 
 
 def _unreadable_rows(scan: DamageScan) -> Iterator[tuple[int, int, int]]:
@@ -711,6 +699,10 @@ def _unreadable_rows(scan: DamageScan) -> Iterator[tuple[int, int, int]]:
 
 
 REPAIRS: Mapping[Engine, EngineRepair] = {
-    "memmap": EngineRepair(lambda scan: nullcontext(ValueScan(scan)), lambda scan: (), _write),
-    "zarr": EngineRepair(_sealed_values, _unreadable_rows, copied),
+    "memmap": EngineRepair(
+        lambda scan: nullcontext(ValueScan(scan)),
+        lambda scan: (),
+        lambda scan: nullcontext(FileRows(scan)),
+    ),
+    "zarr": EngineRepair(_sealed_values, _unreadable_rows, _shard_rows),
 }

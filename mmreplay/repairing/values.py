@@ -1,4 +1,4 @@
-"""Values that vary, of a damaged buffer: which are whole, and their way to a new heap.
+"""Values that vary, of a damaged buffer: which of them are whole.
 
 A value is trusted if its reference is legal and its own checksum fits: block sums do
 not cover the heap. The new heap begins at 0, and holds the values of the newest rows.
@@ -8,19 +8,14 @@ in the heap; the new shards take them from the new heap, which bounds no row's l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
-from mmreplay.format.heap import References, aligned, checksums, lay_out, nbytes_of, offsets
-from mmreplay.format.metadata import Metadata, heap_reserve_nbytes
-from mmreplay.storage.layout import HEAP, record_layout
-from mmreplay.storage.store import CheckedStore
+from mmreplay.format.heap import References, aligned, checksums, nbytes_of
+from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.values import CHUNK_NBYTES, CHUNK_ROWS, StoredValues
 
@@ -173,63 +168,3 @@ class SealedValueScan:
     def count_fitting(self, env_id: int, intervals: list[Interval]) -> int:
         """All rows: shards take their values from the heap."""
         return sum(stop - first for first, stop in intervals)
-
-
-class ValueMover:
-    """Copies the values of rows that survive into a new heap.
-
-    Attributes:
-        heap_heads: int64 ``[E]``, where the values so far end.
-    """
-
-    def __init__(self, metadata: Metadata, opened: Mapping[str, File], store: CheckedStore) -> None:
-        """Begin with an empty heap.
-
-        Args:
-            metadata: Of the damaged buffer, and of the new one.
-            opened: Files of the damaged one.
-            store: The new one's, with a heap.
-        """
-        assert store.heap is not None
-        self._heap, self._old = store.heap, opened[HEAP]
-        record = record_layout(metadata.schema).record
-        assert record is not None
-        self._record = record
-        self._fields = {path: metadata.schema.fields[path] for path in metadata.schema.varying}
-        self.heap_heads = np.zeros(metadata.ring.num_envs, np.int64)
-
-    def move(self, env_id: int, rows: NDArray[np.uint8]) -> None:
-        """Copy the values of rows, and put their new references into the rows.
-
-        Args:
-            env_id: The environment of the rows.
-            rows: uint8 ``[N, stride]``, records in the order of their positions; the
-                values of those before are copied already.
-        """
-        heap_nbytes = self._heap.nbytes
-        records: References = rows.view(self._record)[:, 0]
-        columns = [records[path] for path in self._fields]
-        sizes = [
-            nbytes_of(references, field)
-            for references, field in zip(columns, self._fields.values(), strict=True)
-        ]
-        nbytes = np.stack(sizes, axis=1)
-        head = int(self.heap_heads[env_id])
-        starts, stops = lay_out(head, nbytes.reshape(-1), heap_nbytes)
-        env_ids = np.full(len(rows), env_id)
-        begins = np.stack(
-            [offsets(each, env_ids, heap_nbytes) for each in columns], axis=1
-        ).reshape(-1)
-        for at in np.flatnonzero(nbytes.reshape(-1)).tolist():
-            self._copy(env_id, int(starts[at]), int(begins[at]), int(nbytes.flat[at]))
-        positions = np.where(nbytes > 0, starts.reshape(nbytes.shape), 0)
-        for number, references in enumerate(columns):
-            references["position"] = positions[:, number]
-        self.heap_heads[env_id] = stops[-1]
-
-    def _copy(self, env_id: int, position: int, offset: int, nbytes: int) -> None:
-        """Copy one value, from an offset of the old heap to a position of the new."""
-        edges = [*range(0, nbytes, CHUNK_NBYTES), nbytes]
-        for first, stop in pairwise(edges):
-            data = self._old.pread(stop - first, offset + first)
-            self._heap.write(env_id, position + first, memoryview(data))

@@ -43,6 +43,14 @@ from mmreplay.storage.commit_state import (
 from mmreplay.storage.layout import FLAGS
 
 How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
+MEANINGS: dict[How, str] = {
+    "new": "new",
+    "clean": "closed in order",
+    "live": "a writer is at work",
+    "killed": "the writer was killed; no published row is lost",
+    "failed": "a sync failed: rows above the last commit are discarded",
+    "power_cut": "as after a power cut (or a copy): rows above the last commit are discarded",
+}
 DISCARDING = ("power_cut", "failed")
 LOOK_EVERY_S = 0.01
 GENERATION = re.compile("data-([0-9]{6})")
@@ -76,6 +84,11 @@ class Recovery:
     given_up_rows: int = 0
     removed: tuple[str, ...] = ()
     last_cut_rows: int = 0
+
+    @property
+    def meaning(self) -> str:
+        """What `how` means for the rows, in words."""
+        return MEANINGS[self.how]
 
 
 def identify(
@@ -472,6 +485,18 @@ class FolderWatch:
             # A folder that may not be passed through may still be the same.
             return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
         return (status.st_dev, status.st_ino) == self._number
+
+    def folder_now(self) -> Path:
+        """Return where the folder is now, which may have been renamed.
+
+        Where that is not known, it is the path that it was opened by.
+        """
+        if not os.path.lexists(self._opened):
+            with suppress(OSError, IndexError):
+                there = Path(os.readlink(f"/proc/self/fd/{self._file.fd}")).parents[1]
+                if there.is_dir():
+                    return there
+        return self._opened
 
     def refuse_elsewhere(self) -> None:
         """Refuse to use the path where it leads to another folder.

@@ -21,7 +21,7 @@ import mmreplay as mr
 from mmreplay import concatenation, splitting, stats
 from mmreplay.batch import Batch
 from mmreplay.buffer import copy_rows as copying
-from mmreplay.buffer import reader, statistics
+from mmreplay.buffer import facts, reader
 from mmreplay.buffer.append import Appender
 from mmreplay.buffer.flag_rules import EpisodeFlags
 from mmreplay.buffer.reader import GenerationReader
@@ -1208,9 +1208,7 @@ MUTANTS = (
         "info",
         (
             result(
-                statistics,
-                "count_starts",
-                lambda result, *_: result | {"legal_starts_without_next": result["legal_starts"]},
+                facts, "_count_rows", lambda result, *_: replace(result, legal_starts=result.steps)
             ),
         ),
     ),

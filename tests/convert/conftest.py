@@ -2,8 +2,8 @@
 
 import pytest
 
+from mmreplay.buffer import bulk_writer
 from mmreplay.cli.run import run
-from mmreplay.convert import direct_writer
 
 PAGE = 4096
 
@@ -11,9 +11,9 @@ PAGE = 4096
 @pytest.fixture
 def small(monkeypatch):
     """Files of any size go past the cache, in slabs of a few pages."""
-    monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 0)
-    monkeypatch.setattr(direct_writer, "SLAB_NBYTES", 4 * PAGE)
-    monkeypatch.setattr(direct_writer, "MIN_SLAB_NBYTES", 4 * PAGE)
+    monkeypatch.setattr(bulk_writer, "DIRECT_NBYTES", 0)
+    monkeypatch.setattr(bulk_writer, "SLAB_NBYTES", 4 * PAGE)
+    monkeypatch.setattr(bulk_writer, "MIN_SLAB_NBYTES", 4 * PAGE)
 
 
 @pytest.fixture

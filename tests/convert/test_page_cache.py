@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import Field, ReplayBuffer, Schema
-from mmreplay.convert import direct_writer
+from mmreplay.buffer import bulk_writer
 from mmreplay.disk.files import Disk, File
 from mmreplay.errors import FailedError, FullError
 from mmreplay.testing.disks import FaultyDisk, using
@@ -57,7 +57,7 @@ def write(path, chunks, size, disk, number=8):
     """
     with using(disk):
         file = File.create(path, size)
-        way = direct_writer.open_output(file, number)
+        way = bulk_writer.open_output(file, number)
         try:
             for offset, data in chunks:
                 way.write(memoryview(data), offset)
@@ -140,7 +140,7 @@ class FullDisk(PastCache):
 def test_a_large_file_that_does_not_fit_is_refused_before_it_is_written(
     tmp_path, small, monkeypatch
 ):
-    monkeypatch.setattr(direct_writer, "file_system", lambda folder: "ext4")
+    monkeypatch.setattr(bulk_writer, "file_system", lambda folder: "ext4")
     calls, content = streams(np.random.default_rng(1), 300_000, 3)
     disk = FullDisk()
     with pytest.raises(FullError, match=r"reserve space in .*file.*No space left"):
@@ -148,7 +148,7 @@ def test_a_large_file_that_does_not_fit_is_refused_before_it_is_written(
     assert disk.nbytes == 0
     assert not any((tmp_path / "file").read_bytes())
     # Where space cannot be promised, none is asked for.
-    monkeypatch.setattr(direct_writer, "file_system", lambda folder: "btrfs")
+    monkeypatch.setattr(bulk_writer, "file_system", lambda folder: "btrfs")
     assert written(tmp_path / "other", calls, len(content), disk) == content
 
 
@@ -163,7 +163,7 @@ def opened(folder):
 
 @pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
 def test_an_export_that_does_not_fit_leaves_nothing(tmp_path, small, monkeypatch, suffix):
-    monkeypatch.setattr(direct_writer, "file_system", lambda folder: "ext4")
+    monkeypatch.setattr(bulk_writer, "file_system", lambda folder: "ext4")
     schema = Schema({"pixels": Field((64, 64), "uint8")})
     with ReplayBuffer.create(tmp_path / "buffer", schema, 100) as buffer:
         buffer.extend(pixels=np.ones((100, 64, 64), np.uint8))
@@ -191,7 +191,7 @@ def test_a_small_file_stays_in_the_cache(tmp_path):
 
 def test_more_columns_than_there_is_memory_for_go_through_the_cache(tmp_path, small):
     calls, content = streams(np.random.default_rng(3), 100_000, 2)
-    disk, many = PastCache(), direct_writer.MAX_STREAMS + 1
+    disk, many = PastCache(), bulk_writer.MAX_STREAMS + 1
     found = written(tmp_path / "file", calls, len(content), disk, many)
     assert found == content
     assert disk.nbytes == 0
@@ -206,8 +206,8 @@ def test_exports_are_the_same_either_way(tmp_path, monkeypatch, suffix):
             pixels = rng.integers(0, 256, (9000, 33), np.uint8)
             buffer.extend(observation=pixels, reward=rng.random(9000, np.float32))
         mr.export(buffer, tmp_path / f"cached.{suffix}")
-        monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 0)
-        monkeypatch.setattr(direct_writer, "SLAB_NBYTES", 64 << 10)
+        monkeypatch.setattr(bulk_writer, "DIRECT_NBYTES", 0)
+        monkeypatch.setattr(bulk_writer, "SLAB_NBYTES", 64 << 10)
         disk = PastCache()
         with using(disk):
             mr.export(buffer, tmp_path / f"past.{suffix}")
@@ -217,9 +217,9 @@ def test_exports_are_the_same_either_way(tmp_path, monkeypatch, suffix):
 
 
 def test_many_columns_stay_within_the_memory(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(direct_writer, "SLABS_NBYTES", 100 * PAGE)
-    monkeypatch.setattr(direct_writer, "SLAB_NBYTES", 1 << 30)
-    monkeypatch.setattr(direct_writer, "MIN_SLAB_NBYTES", PAGE)
+    monkeypatch.setattr(bulk_writer, "SLABS_NBYTES", 100 * PAGE)
+    monkeypatch.setattr(bulk_writer, "SLAB_NBYTES", 1 << 30)
+    monkeypatch.setattr(bulk_writer, "MIN_SLAB_NBYTES", PAGE)
     calls, content = streams(np.random.default_rng(4), 900_000, 30)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import buffer_reader, direct_writer, registry
+from mmreplay.buffer import bulk_writer
+from mmreplay.convert import buffer_reader, registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import Format
@@ -374,7 +375,7 @@ def test_a_block_stays_as_it_is_while_the_next_one_is_made(tmp_path, name):
 @pytest.mark.parametrize("wrong", ["datasync", None])
 def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(tmp_path, monkeypatch, wrong):
     """The device is given what was written so far, in a thread."""
-    monkeypatch.setattr(direct_writer, "SYNC_NBYTES", 64)
+    monkeypatch.setattr(bulk_writer, "SYNC_NBYTES", 64)
     synced = []
 
     def datasync(self, fd):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import buffer_writer, direct_writer
-from mmreplay.convert import buffer_writer as warming
+from mmreplay.buffer import bulk_writer
 from mmreplay.disk.files import File
 
 
@@ -33,23 +32,23 @@ def files(folder, nbytes=1000):
 
 def test_all_files_are_asked_for_where_there_is_plenty(tmp_path, monkeypatch, asked):
     paths = files(tmp_path)
-    monkeypatch.setattr(warming, "available_nbytes", lambda: 8000)
-    warming.warm(paths).join()
+    monkeypatch.setattr(bulk_writer, "available_nbytes", lambda: 8000)
+    bulk_writer.warm(paths).join()
     assert asked == ["a", "b"]
-    monkeypatch.setattr(warming, "available_nbytes", lambda: 7999)
-    assert warming.warm(paths) is None
+    monkeypatch.setattr(bulk_writer, "available_nbytes", lambda: 7999)
+    assert bulk_writer.warm(paths) is None
 
 
 def test_for_no_files_no_thread_begins():
     """Who forks after a small load has no thread beside."""
-    assert warming.warm([]) is None
+    assert bulk_writer.warm([]) is None
 
 
 def test_a_file_that_is_gone_is_nobodys_trouble(tmp_path, asked):
     paths = files(tmp_path)
     real = File.open
     paths[0].unlink()
-    assert warming.warm(paths) is None
+    assert bulk_writer.warm(paths) is None
     paths[0].write_bytes(bytes(1000))
 
     def late(path, nbytes):
@@ -58,7 +57,7 @@ def test_a_file_that_is_gone_is_nobodys_trouble(tmp_path, asked):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(File, "open", late)
-        warming.warm(paths).join()
+        bulk_writer.warm(paths).join()
     assert asked == []
 
 
@@ -67,13 +66,13 @@ def test_where_no_thread_is_left_nothing_is_asked_for(tmp_path, monkeypatch, ask
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert warming.warm(files(tmp_path)) is None
+    assert bulk_writer.warm(files(tmp_path)) is None
     assert asked == []
 
 
 def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(buffer_writer, "warm", given.append)
+    monkeypatch.setattr(bulk_writer, "warm", given.append)
     np.savez(
         tmp_path / "a.npz",
         observation=np.zeros((200, 5000), np.uint8),
@@ -82,7 +81,7 @@ def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypat
     )
     mr.load(tmp_path / "a.npz", tmp_path / "cached")
     assert given.pop() == []
-    monkeypatch.setattr(direct_writer, "DIRECT_NBYTES", 1 << 16)
+    monkeypatch.setattr(bulk_writer, "DIRECT_NBYTES", 1 << 16)
     mr.load(tmp_path / "a.npz", tmp_path / "past")
     paths = given.pop()
     if not paths:

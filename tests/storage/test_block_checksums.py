@@ -6,7 +6,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from mmreplay.convert.direct_writer import BlockChecksums, append_zeros, zeros_table
+from mmreplay.buffer.bulk_writer import BlockChecksums, append_zeros, zeros_table
 from mmreplay.ring import Ring, Span
 
 

@@ -1,9 +1,14 @@
-"""Writes rows into the files of a new buffer, and sums their blocks on the way.
+"""Makes a new buffer of rows that come in bulk: a load, or what survived damage.
 
-No process reads the files before the buffer is complete, and each row comes once.
-`FileWriter` therefore writes memory-mapped engines' files itself: it sums each block
-while its bytes are in a CPU cache, and writes large files past the page cache
-(`DirectOutput`). `StoreWriter` serves all other stores.
+The caller gives every row once, in the order of its environment. `BulkWriter` puts
+values that vary into the heap, brings rows into the files with their checksums, seals
+what is sealed, and makes the folder a buffer once all of it is durable. What the rows
+may be is the caller's to check.
+
+No process reads the files before the buffer is complete. `FileWriter` therefore writes
+memory-mapped engines' files itself: it sums each block while its bytes are in a CPU
+cache, and writes large files past the page cache (`DirectOutput`). `StoreWriter` serves
+all other stores.
 
 Through the page cache a byte is copied, its page is looked up, and both are paid again
 when the device takes it: on a virtual machine half of a conversion's time. Exports
@@ -14,25 +19,36 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer.heap_values import ValueCopier
+from mmreplay.buffer.new_generation import NewGeneration
+from mmreplay.buffer.statistics import write_statistics
 from mmreplay.checksums import crc32c
-from mmreplay.convert.base import Block, Threads
-from mmreplay.convert.episode_ends import first_rows, one_env
 from mmreplay.disk.files import KEEPS_PAGES, File, file_system
-from mmreplay.errors import FailedError, undone_by
-from mmreplay.ring import Ring, Run, Span, runs
-from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, RecordLayout, packer
+from mmreplay.errors import FailedError, ReplayError, no_thread, undone_by
+from mmreplay.format.metadata import Metadata
+from mmreplay.process import Worker
+from mmreplay.ring import Ring, Run, Span, one_env, runs
+from mmreplay.schema import Schema
+from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, RecordLayout, packer, record_layout
 from mmreplay.storage.memmap import STAGE_NBYTES
-from mmreplay.storage.store import CheckedStore
+from mmreplay.storage.memory_usage import available_nbytes
+from mmreplay.storage.store import CheckedStore, Columns
 
+MEMORY_SHARE = 4
+"""Files are read into memory if they take at most one in so many available bytes."""
 SYNC_NBYTES = 64 << 20
 """Bytes after which what was written so far is synced, so that the sync at the end
 finds little left."""
@@ -55,6 +71,159 @@ Sums = NDArray[np.uint32]
 POLYNOMIAL = 0x82F63B78
 """Of CRC32C, bits reversed."""
 ZEROS = bytes(64 << 10)
+Ids = NDArray[np.int64]
+Flags = NDArray[np.uint8]
+Rows = tuple[Columns, Ids, Ids, Flags]
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+
+class BulkWriter:
+    """Makes a buffer of rows that are given to it, in a folder that exists.
+
+    `write` all rows, then `finish` and `publish`; `close` it in any case. A folder that
+    is not published is no buffer, and the caller's to remove.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Metadata,
+        oldest: Ids,
+        heads: Ids,
+        *,
+        max_sums_nbytes: int | None = None,
+    ) -> None:
+        """Make the files.
+
+        Args:
+            path: The folder.
+            metadata: What the buffer will be.
+            oldest: int64 ``[E]``, the first row of each environment to be given.
+            heads: int64 ``[E]``, the row after its last one; at most a ring's capacity
+                after the first.
+            max_sums_nbytes: Reserve no space for checksums that take more.
+        """
+        self._path, self._metadata = path, metadata
+        self._oldest, self._heads = oldest, heads
+        self._writer: DirectWriter | None = None
+        self._values: ValueCopier | None = None
+        self._new = NewGeneration(path, metadata, max_sums_nbytes=max_sums_nbytes)
+        with undone_by(self.close):
+            store = self._new.store
+            self._sealing = store.sealing
+            self._reserve_holes()
+            self._writer = open_direct_writer(store, Span(oldest, heads))
+            if store.heap is not None:
+                self._values = ValueCopier(store)
+                if self._sealing is not None:
+                    self._values.begin(oldest)
+
+    def _reserve_holes(self) -> None:
+        """Reserve disk space for the unwritten rows of the oldest row's block.
+
+        They are summed with it, and reading a hole through a mapping is a SIGBUS where
+        tmpfs is full.
+        """
+        ring, oldest = self._metadata.ring, self._oldest
+        begins = oldest // ring.block_rows * ring.block_rows
+        summed = begins + ring.block_rows <= self._heads
+        for env_id in np.flatnonzero((begins < oldest) & summed).tolist():
+            where = ring.split_at_wrap(env_id, int(begins[env_id]), int(oldest[env_id]))
+            for row, step, count in where:
+                for file in self._new.store.files:
+                    if file.path.name not in (SUMS, HEAP):
+                        nbytes = file.nbytes // ring.num_rows
+                        span = step * (count - 1) + 1
+                        file.allocate(row * nbytes, span * nbytes)
+
+    def write(self, columns: Columns, env_ids: Ids, positions: Ids, flags: Flags) -> None:
+        """Write rows; those of one environment continue where the last ones stopped.
+
+        Args:
+            columns: Per path ``[N, *shape]``, `Ragged` of fields that vary. What is no
+                stored field is left out.
+            env_ids: int64 ``[N]``, at least one.
+            positions: int64 ``[N]``.
+            flags: uint8 ``[N]``.
+
+        Raises:
+            FullError: No space is left, for these or for earlier ones.
+            FailedError: The device refuses, likewise.
+        """
+        assert self._writer is not None
+        if self._values is None:
+            self._writer.write(columns, env_ids, positions, flags)
+            return
+        if not one_env(env_ids):
+            order = np.argsort(env_ids, kind="stable")
+            columns = {path: column[order] for path, column in columns.items()}
+            env_ids, positions, flags = env_ids[order], positions[order], flags[order]
+        if self._sealing is None:
+            columns = self._values.store_rows(columns, env_ids, flags)
+            self._writer.write(columns, env_ids, positions, flags)
+            return
+        rows = columns, env_ids, positions, flags
+        for some in self._through_heap(rows, self._values, self._sealing.steps):
+            self._writer.write(*some)
+
+    def _through_heap(self, rows: Rows, values: ValueCopier, steps: int) -> Iterator[Rows]:
+        """Store the values of rows that shards of so many steps take from the heap.
+
+        So many at a time as a shard has: the heap holds their values beside those that
+        wait for their shard. Each part is written before the next one is asked for.
+        """
+        columns, env_ids, positions, flags = rows
+        begins = [0, *(np.flatnonzero(np.diff(env_ids)) + 1).tolist(), len(env_ids)]
+        for first, stop in pairwise(begins):
+            for at in range(first, stop, steps):
+                here = slice(at, min(at + steps, stop))
+                some = {path: column[here] for path, column in columns.items()}
+                fits = np.ones(len(flags[here]), np.bool_)
+                where = env_ids[here], positions[here]
+                yield values.store(some, *where, fits, flags[here]), *where, flags[here]
+
+    def overfull(self) -> Ids:
+        """Environments whose values the heap does not hold: some rows lack theirs."""
+        if self._values is None or self._sealing is not None:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self._values.heap_heads > self._metadata.heap_nbytes)
+
+    def finish(self) -> None:
+        """Make the rows durable; all of them were given.
+
+        Raises:
+            FullError: As `write` does.
+            FailedError: As `write` does.
+        """
+        assert self._writer is not None
+        # Blocks are summed as they are written.
+        self._writer.finish()
+        heap_heads = heap_tails = None
+        if self._values is not None:
+            heap_heads = self._values.heap_heads
+            if self._sealing is not None:
+                self._values.end(self._heads)
+                heap_tails = self._values.heap_tails
+        self._new.finish(self._heads, self._oldest, heap_heads, heap_tails)
+
+    def publish(self, statistics: dict[str, Any]) -> None:
+        """Make the folder a buffer, with its statistics; `finish` comes before."""
+        if statistics:
+            write_statistics(self._path, statistics)
+        self._new.publish()
+
+    def close(self) -> None:
+        """Stop the threads, and close the files."""
+        if self._writer is not None:
+            self._writer.close()
+        self._new.close()
+
+    def warm(self, path: Path) -> None:
+        """Begin to read what is not in memory yet, from where the buffer is now."""
+        assert self._writer is not None
+        folder = path / self._metadata.folder
+        warm([folder / name for name in self._writer.uncached])
 
 
 class DirectWriter(Protocol):
@@ -64,8 +233,14 @@ class DirectWriter(Protocol):
     def uncached(self) -> list[str]:
         """Names of the files that went past the page cache."""
 
-    def write(self, block: Block) -> None:
-        """Write rows; those of one environment continue where the last block stopped.
+    def write(self, columns: Columns, env_ids: Ids, positions: Ids, flags: Flags) -> None:
+        """Write rows; those of one environment continue where the last ones stopped.
+
+        Args:
+            columns: Per path ``[N, *shape]``, and more than is stored.
+            env_ids: int64 ``[N]``, at least one.
+            positions: int64 ``[N]``.
+            flags: uint8 ``[N]``.
 
         Raises:
             FullError: No space is left, for these or for earlier ones.
@@ -84,19 +259,18 @@ class DirectWriter(Protocol):
         """Stop the threads, before the store is closed; a second call does nothing."""
 
 
-def open_direct_writer(store: CheckedStore, paths: list[str], span: Span) -> DirectWriter:
+def open_direct_writer(store: CheckedStore, span: Span) -> DirectWriter:
     """The fastest writer for a new store.
 
     Args:
         store: Empty.
-        paths: Fields that are stored.
         span: Rows that will be written.
     """
     ring = store.ring
     contiguous = ring.layout == "env_major" or ring.num_envs == 1
     if store.placement is not None and contiguous:
-        return FileWriter(store, store.placement, paths, span)
-    return StoreWriter(store, paths, span)
+        return FileWriter(store, store.placement, span)
+    return StoreWriter(store, span)
 
 
 class FileWriter:
@@ -106,12 +280,10 @@ class FileWriter:
     or of one environment: rows that follow each other lie next to each other.
     """
 
-    def __init__(
-        self, store: CheckedStore, layout: RecordLayout, paths: list[str], span: Span
-    ) -> None:
+    def __init__(self, store: CheckedStore, layout: RecordLayout, span: Span) -> None:
         """Write into a store whose files have this layout; see `open_direct_writer`."""
         ring, schema = store.ring, store.schema
-        self._store, self._ring, self._paths = store, ring, paths
+        self._store, self._ring, self._paths = store, ring, stored_paths(schema)
         self._large = layout.large
         self._files = {file.path.name: file for file in store.files}
         self._row_nbytes = {
@@ -159,10 +331,9 @@ class FileWriter:
         """See `DirectWriter.uncached`."""
         return list(self._outputs)
 
-    def write(self, block: Block) -> None:
+    def write(self, columns: Columns, env_ids: Ids, positions: Ids, flags: Flags) -> None:
         """See `DirectWriter.write`."""
-        env_ids, positions, flags = block.env_ids, block.positions, block.flags
-        columns = {path: block.columns[path] for path in self._paths}
+        columns = {path: columns[path] for path in self._paths}
         if not one_env(env_ids):
             # Rows of each environment lie in a region of their own.
             order = np.argsort(env_ids, kind="stable")
@@ -214,9 +385,9 @@ class StoreWriter:
 
     uncached: list[str] = []  # noqa: RUF012  never changed
 
-    def __init__(self, store: CheckedStore, paths: list[str], span: Span) -> None:
+    def __init__(self, store: CheckedStore, span: Span) -> None:
         """Write into a store; see `open_direct_writer`."""
-        self._store, self._paths = store, paths
+        self._store, self._paths = store, stored_paths(store.schema)
         self._ring = store.ring
         self._row_nbytes = store.schema.row_nbytes
         self._summed = span.first // store.ring.block_rows
@@ -226,20 +397,21 @@ class StoreWriter:
         self._syncs = Syncs(store.sync, self._pool)
         self._summing: Future[None] | None = None
 
-    def write(self, block: Block) -> None:
+    def write(self, columns: Columns, env_ids: Ids, positions: Ids, flags: Flags) -> None:
         """See `DirectWriter.write`."""
-        ring, env_ids, positions = self._ring, block.env_ids, block.positions
-        columns = {path: block.columns[path] for path in self._paths}
+        ring = self._ring
+        columns = {path: columns[path] for path in self._paths}
         if ring.num_envs > 1 and ring.layout == "time_major":
             where = runs(ring.rows(env_ids, positions))
         else:
             where = env_runs(ring, env_ids, positions)
-        self._store.write(where, columns, block.flags)
+        self._store.write(where, columns, flags)
         if self._store.sealing is None:  # which syncs what it seals
-            self._syncs.count(len(block) * self._row_nbytes)
+            self._syncs.count(len(flags) * self._row_nbytes)
         # An assignment with repeated indices keeps the last value, of the newest row.
         self._next[env_ids] = positions + 1
-        written, _ = first_rows(env_ids)
+        # A copy: the caller's arrays may change later.
+        written = env_ids[:1].copy() if one_env(env_ids) else np.unique(env_ids)
         self._wait_for_sums()
         self._summing = self._pool.submit(self._sum, written, self._next.copy())
 
@@ -267,6 +439,12 @@ class StoreWriter:
         """See `DirectWriter.close`."""
         # Files must not be closed under a thread that syncs them.
         self._pool.shutdown()
+
+
+def stored_paths(schema: Schema) -> list[str]:
+    """Paths of the fields that are stored, rather than served from flags."""
+    served = record_layout(schema).served
+    return [path for path in schema.paths if path not in served]
 
 
 def env_runs(ring: Ring, env_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> list[Run]:
@@ -643,3 +821,73 @@ class Syncs:
         if self._job is not None:
             job, self._job = self._job, None
             job.result()
+
+
+class Threads(ThreadPoolExecutor):
+    """A pool of threads that runs jobs in the caller's thread when Python ends.
+
+    At its end Python waits for the thread of an `AutoExport` that is still open. That
+    thread needs others to finish its file, while pools refuse new jobs already.
+    """
+
+    _closed = False
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """See `ThreadPoolExecutor.submit`.
+
+        Raises:
+            FailedError: The system has no thread left.
+        """
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            if "can't start new thread" in str(error):
+                raise no_thread("that converts", error) from error
+            # Threads that end with Python leave a pool that claims it was shut down.
+            if self._closed or "cannot schedule new futures" not in str(error):
+                raise
+        job: Future[Result] = Future()
+        try:
+            job.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            job.set_exception(error)
+        return job
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `ThreadPoolExecutor.shutdown`."""
+        self._closed = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def warm(paths: Sequence[Path]) -> Worker[None] | None:
+    """Begin to read files into memory, if plenty is available.
+
+    A loaded buffer is often sampled next, and files written past the page cache would
+    make its first batches ten times slower. No caller waits for the worker, and its
+    errors do not matter.
+
+    Returns:
+        The worker; it does not keep the interpreter from ending.
+    """
+    if not paths:
+        return None
+    with suppress(OSError, RuntimeError):
+        nbytes = sum(path.stat().st_size for path in paths)
+        if nbytes <= available_nbytes() // MEMORY_SHARE:
+            worker: Worker[None] = Worker("mmreplay-warm", partial(_read, list(paths)))
+            worker.start()
+            return worker
+    return None
+
+
+def _read(paths: list[Path], _: Worker[None]) -> None:
+    for path in paths:
+        # A removed file or a failing device: sampling raises the error.
+        with suppress(ReplayError):
+            file = File.open(path, None)
+            try:
+                file.will_need(0, file.nbytes)
+            finally:
+                file.close()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import buffer_reader, buffer_writer, direct_writer
+from mmreplay.buffer import bulk_writer
+from mmreplay.convert import buffer_reader
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
 from mmreplay.disk import files
@@ -100,7 +101,7 @@ def test_files_are_to_the_byte_those_of_the_store(
         disk = PastCache()
         found = made(tmp_path / f"a{seed}", given, seed, mixed, disk)
         with monkeypatch.context() as patch:
-            patch.setattr(buffer_writer, "open_direct_writer", direct_writer.StoreWriter)
+            patch.setattr(bulk_writer, "open_direct_writer", bulk_writer.StoreWriter)
             expected = made(tmp_path / f"b{seed}", given, seed, mixed)
         assert found.keys() == expected.keys()
         assert [name for name in found if found[name] != expected[name]] == []
@@ -186,19 +187,19 @@ def test_a_load_that_is_killed_past_the_cache_can_be_begun_again(tmp_path, small
 def test_many_large_fields_share_the_memory(tmp_path, small, monkeypatch):
     taken = []
 
-    class Counted(direct_writer.DirectOutput):
+    class Counted(bulk_writer.DirectOutput):
         def __init__(self, *args):
             super().__init__(*args)
             taken.append(self._slab_nbytes * self._unmade)
 
-    monkeypatch.setattr(direct_writer, "DirectOutput", Counted)
-    monkeypatch.setattr(direct_writer, "SLAB_NBYTES", 1 << 30)
-    monkeypatch.setattr(direct_writer, "MIN_SLAB_NBYTES", PAGE)
+    monkeypatch.setattr(bulk_writer, "DirectOutput", Counted)
+    monkeypatch.setattr(bulk_writer, "SLAB_NBYTES", 1 << 30)
+    monkeypatch.setattr(bulk_writer, "MIN_SLAB_NBYTES", PAGE)
     schema = mr.Schema({f"f{k}": mr.Field((5000,), "uint8") for k in range(9)})
     given = Description(schema, np.zeros(1, int), np.full(1, 60), capacity=60)
     found = made(tmp_path / "a", given, 0, False)
     assert len(taken) == 10
-    assert direct_writer.SLABS_NBYTES // 2 < sum(taken) <= direct_writer.SLABS_NBYTES
-    monkeypatch.setattr(direct_writer, "MAX_STREAMS", 9)
+    assert bulk_writer.SLABS_NBYTES // 2 < sum(taken) <= bulk_writer.SLABS_NBYTES
+    monkeypatch.setattr(bulk_writer, "MAX_STREAMS", 9)
     assert made(tmp_path / "b", given, 0, False) == found
     assert len(taken) == 10
