@@ -17,10 +17,12 @@ from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.condition import Condition, Expression, Reduction
 from mmreplay.convert.condition_values import INT64, BeyondInt64, Truth, as_float64, as_int64
 from mmreplay.convert.description import Description
-from mmreplay.convert.episode_ends import check_env_ids
+from mmreplay.convert.episode_ends import inside
+from mmreplay.convert.ranges import RowRanges
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError
 from mmreplay.ragged import Ragged
+from mmreplay.ring import Span
 
 Ids = NDArray[np.int64]
 MAX_EPISODES = 50_000_000
@@ -62,6 +64,7 @@ class EpisodeFacts:
         reader: Reader,
         condition: Condition | None = None,
         *,
+        span: Span | None = None,
         returns: bool = False,
         source: int = 0,
         before: int = 0,
@@ -71,6 +74,7 @@ class EpisodeFacts:
         Args:
             reader: The source; fields that are not needed are not read.
             condition: What is asked, checked against the reader's fields.
+            span: The rows to look at; all by default.
             returns: Sum rewards in any case.
             source: Place of the source among several, from 0.
             before: Episodes of the sources before it.
@@ -92,15 +96,17 @@ class EpisodeFacts:
         self._returns = Sums(real=True)
         self._reduced = [_accumulator(each) for each in reductions]
         read = (*paths, self._reward) if self._sums and self._reward not in paths else paths
+        reader.only(read)
+        span = span or Span(description.first, description.stop)
         for block in reader.blocks() if read else reader.marks():
-            self._look(block, description)
+            self._look(block.select(inside(block, span)), description)
+        reader.only(description.schema.paths)
         self._finish()
 
     def _look(self, block: Block, description: Description) -> None:
         """Take the next rows in."""
         if not len(block):
             return
-        check_env_ids(block.env_ids, description.num_envs)
         order = np.argsort(block.env_ids, kind="stable")
         env_ids, flags = block.env_ids[order], block.flags[order]
         positions = block.positions[order]
@@ -198,6 +204,15 @@ class EpisodeFacts:
             raise self._beyond(int(episode[0])) from None
         unknown = None if truth.unknown is None else np.broadcast_to(truth.unknown, len(self))
         return Truth(np.broadcast_to(truth.true, len(self)), unknown)
+
+    def ranges(self, chosen: NDArray[np.bool_]) -> RowRanges:
+        """The rows of some episodes, bool ``[N]``, their final rows included."""
+        env_ids, first, stop = (each[chosen] for each in (self.env_ids, self.first, self.stop))
+        apart = (np.diff(env_ids) != 0) | (first[1:] != stop[:-1])
+        begins, ends = np.append(True, apart), np.append(apart, True)
+        if not len(env_ids):
+            return RowRanges(env_ids, first, stop)
+        return RowRanges(env_ids[begins], first[begins], stop[ends])
 
     def fact(self, name: str) -> Any:
         """See `Rows.fact`."""

@@ -13,7 +13,7 @@ from mmreplay.convert import buffer_writer, registry
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import Selection
+from mmreplay.convert.select import EpisodeNumbers, Selection
 from mmreplay.convert.transfer import local, name_source, open_source, refuse_inside, transfer
 from mmreplay.datasets import minari
 from mmreplay.format.metadata import Engine
@@ -39,8 +39,13 @@ def load(
     codec: Codec | None = None,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
-    episodes: slice | None = None,
+    episodes: EpisodeNumbers | None = None,
     rows: slice | None = None,
+    skip: EpisodeNumbers | None = None,
+    where: str | None = None,
+    fraction: float | None = None,
+    top: float | None = None,
+    seed: int = 0,
     priorities: str | None = None,
     heap_bytes: int | str | None = None,
     overwrite: bool = False,
@@ -65,10 +70,15 @@ def load(
         engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
         codec: How those are packed; see `ReplayBuffer.create`.
         fields: The part of the source to load, as in `export`, also by the names that
-            columns have in the source; the next three are as in `export`.
+            columns have in the source; the next eight are as in `export`.
         env_ids: int ``[N]``.
         episodes: Such as ``slice(0, 100)``.
         rows: Such as ``slice(0, 1000)``.
+        skip: Such as ``[3, 7]``.
+        where: Such as ``"return > 20"``.
+        fraction: Such as 0.1.
+        top: Such as 0.1, or 30.
+        seed: Of `fraction`.
         priorities: Name of the column to store the source's priorities in, for a
             sampler of that name; their old name by default.
         heap_bytes: Bytes for the values that vary, of each environment, such as
@@ -102,8 +112,17 @@ def load(
     source_format = registry.source_format(path, format)
     is_buffer = source_format.name == registry.BUFFER
     refuse_inside(target_path, path if is_buffer else None)
-    parts = (fields, env_ids, episodes, rows)
-    selection = None if all(part is None for part in parts) else Selection(*parts)
+    selection = Selection(
+        fields,
+        env_ids,
+        episodes,
+        rows,
+        skip=skip,
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
+    )
     with name_source(path), open_source(path, source_format, options, selection) as reader:
 
         def open_writer(description: Description) -> BufferWriter:

@@ -522,6 +522,42 @@ def random_rows(rng):
     return envs, episodes
 
 
+def episodes_of(rows, env):
+    """The episodes of an environment's rows, as a ring holds them.
+
+    Args:
+        rows: (number, values by path, flags) of each, oldest first.
+        env: The environment.
+
+    Returns:
+        (numbers of the rows, facts) of each episode.
+    """
+    start, terminated, truncated, final, cut = 1, 2, 4, 8, 32
+    groups = []
+    for number, values, flags in rows:
+        if flags & start or not groups:
+            groups.append([])
+        groups[-1].append((number, values, flags))
+    found = []
+    for at, group in enumerate(groups):
+        steps = [values for _, values, flags in group if not flags & final]
+        if not steps:
+            continue
+        every = 0
+        for _, _, flags in group:
+            every |= flags
+        follows = groups[at + 1][0][2] if at + 1 < len(groups) else 0
+        facts = facts_of(
+            steps,
+            env=env,
+            terminated=bool(every & terminated),
+            truncated=bool(every & truncated or follows & cut),
+            begun=bool(group[0][2] & start),
+        )
+        found.append(([number for number, _, _ in group], facts))
+    return found
+
+
 def _row(rng):
     return {path: random_value(rng, path) for path in FIELDS}
 
