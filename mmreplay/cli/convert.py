@@ -26,6 +26,7 @@ from mmreplay.cli.options import (
     parse_path,
     usage_error,
 )
+from mmreplay.errors import FormatError
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from mmreplay.convert.description import Description
     from mmreplay.convert.registry import Format
 
+MAX_LIST_NBYTES = 1 << 30
+"""Of a file with numbers of episodes."""
 PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 """Values that Python and JSON spell in two ways."""
 
@@ -74,9 +77,44 @@ Episodes = Annotated[
         "--episodes",
         metavar="A:B",
         show_default=False,
-        help="Only these complete episodes, counted environment by environment; A is one.",
+        help="Only these complete episodes, counted environment by environment: 0:100, "
+        "3,7,20:40, or @FILE with numbers.",
     ),
 ]
+Skip = Annotated[
+    str | None,
+    typer.Option(
+        "--skip", metavar="A:B", show_default=False, help="All episodes but these, as --episodes."
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        show_default=False,
+        help="Only episodes that meet it, such as 'return > 20 and length >= 50'.",
+    ),
+]
+Fraction = Annotated[
+    float | None,
+    typer.Option(
+        "--fraction",
+        metavar="F",
+        show_default=False,
+        help="A share of these episodes, chosen at random by --seed.",
+    ),
+]
+Top = Annotated[
+    float | None,
+    typer.Option(
+        "--top",
+        metavar="N",
+        show_default=False,
+        help="The whole episodes with the highest returns: a share below 1, or a number.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of --fraction.")]
 Rows = Annotated[
     str | None,
     typer.Option(
@@ -156,6 +194,11 @@ def convert(
     fields: Fields = None,
     env: Envs = None,
     episodes: Episodes = None,
+    skip: Skip = None,
+    where: Where = None,
+    fraction: Fraction = None,
+    top: Top = None,
+    seed: Seed = 0,
     rows: Rows = None,
     select: Select = None,
     priorities: Priorities = None,
@@ -216,9 +259,14 @@ def convert(
     choice = Selection(
         names,
         env,
-        read_slice("--episodes", episodes),
+        read_numbers("--episodes", episodes),
         read_slice("--rows", rows),
         None if select is None else read_ranges(select),
+        skip=read_numbers("--skip", skip),
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     reporting = _report_interrupts(target, typed)
@@ -300,6 +348,39 @@ def read_slice(option: str, text: str | None) -> slice | None:
             f"{option} must be A:B, such as 0:100, or one number, got {text!r}"
         ) from None
     return slice(first, first + 1 or None)
+
+
+def read_numbers(option: str, text: str | None) -> slice | list[int] | None:
+    """Read numbers of episodes: ``A:B`` as `read_slice`, ``3,7,20:40``, or ``@FILE``.
+
+    Raises:
+        UsageError: It is none of these.
+        FormatError: The file is missing, is too large, or holds something else.
+    """
+    if text is None or not ("," in text or text.startswith("@")):
+        return read_slice(option, text)
+    from mmreplay.convert.episode_facts import MAX_EPISODES
+    from mmreplay.disk import files
+
+    where = option
+    if text.startswith("@"):
+        path = files.absolute(text[1:])
+        if not path.exists():
+            raise FormatError(f"{path} does not exist. Check the path after @.")
+        where = str(path)
+        text = files.read_bytes(path, MAX_LIST_NBYTES).decode("utf-8-sig", "replace")
+    parts = re.split(r"[\s,]+", text.strip(" \t\r\n,"))
+    spans = [re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", part) for part in parts]
+    for part, span in zip(parts, spans, strict=True):
+        if span is None:
+            message = f"{where} must hold numbers and ranges, such as 3,7,20:40, got {part[:60]!r}"
+            if where == option:
+                raise usage_error(message)
+            raise FormatError(f"{message}. Write one number in a line.")
+    pairs = [(int(s[1]), int(s[2] or int(s[1]) + 1)) for s in spans if s is not None]
+    if sum(max(0, stop - first) for first, stop in pairs) > MAX_EPISODES:
+        raise usage_error(f"{option} must name at most {MAX_EPISODES:,} episodes")
+    return [number for first, stop in pairs for number in range(first, stop)]
 
 
 def read_options(texts: list[str]) -> dict[str, object]:

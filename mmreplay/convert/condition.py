@@ -686,7 +686,7 @@ class _Parser:
             value = made.evaluate(rows)
             if made.kind == "text":
                 truth = Truth.of(reduce(operator.or_, (same_text(value, i) for i in items)))
-                truth = truth if not made.paths else _beside_components(truth)
+                truth = truth if not made.paths else _by_component(truth)
             else:
                 truth = listed(value, items)
             return ~truth if negated else truth
@@ -766,7 +766,7 @@ def _compare(
     if one.kind == "text":
         same = same_text(left, right)
         truth = Truth.of(same if operation is operator.eq else ~same)
-        return _beside_components(truth) if one.paths | other.paths else truth
+        return _by_component(truth) if one.paths | other.paths else truth
     if one.kind == other.kind == "float":
         # A written number meets the field's own: 0.1 finds a float32 of 0.1.
         if one.written is not None and other.written is None and other.dtype != "float64":
@@ -780,7 +780,7 @@ def _compare(
     return compared(operation, left, right)
 
 
-def _beside_components(truth: Truth) -> Truth:
+def _by_component(truth: Truth) -> Truth:
     """A truth of texts of steps, with the axis that numbers of steps have."""
     return truth if truth.true.ndim == 0 else Truth(truth.true[:, None])
 

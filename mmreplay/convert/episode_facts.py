@@ -29,11 +29,11 @@ MAX_EPISODES = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """The steps of a block by episode: one piece follows another.
+class Sections:
+    """The steps of a block by episode: one section follows another.
 
     Attributes:
-        episodes: int64 ``[P]``, the episode of each piece, each once.
+        episodes: int64 ``[P]``, the episode of each section, each once.
         starts: int64 ``[P]``, its first step among the block's.
         lengths: int64 ``[P]``, above 0.
         fresh: bool ``[P]``, whether no step of the episode came before.
@@ -55,7 +55,7 @@ class EpisodeFacts:
         lengths: int64 ``[N]``, steps; final rows are none.
         terminated: bool ``[N]``, by a flag.
         truncated: bool ``[N]``, likewise, or by the CUT of the row after it.
-        whole: bool ``[N]``, with their beginning and an end.
+        complete: bool ``[N]``, with their beginning and an end.
         returns: float64 ``[N]``, where the condition names them or they are asked for.
     """
 
@@ -145,17 +145,17 @@ class EpisodeFacts:
         facts["length"][ids] += lengths
         if not len(ids) or not (self._sums or self._reduced):
             return
-        pieces = Pieces(ids, np.cumsum(lengths) - lengths, lengths, fresh)
+        sections = Sections(ids, np.cumsum(lengths) - lengths, lengths, fresh)
         rows = _Steps(block, order[steps], description)
         if self._sums:
             rewards = as_float64(rows.field(self._reward)).reshape(len(rows), 1)
-            self._returns.add(rewards, pieces, self._count)
+            self._returns.add(rewards, sections, self._count)
         for reduction in self._reduced:
             try:
-                reduction.take(rows, pieces, self._count)
+                reduction.take(rows, sections, self._count)
             except BeyondInt64 as beyond:
-                piece = np.searchsorted(pieces.starts, beyond.where or 0, "right") - 1
-                raise self._beyond(int(ids[piece])) from None
+                section = np.searchsorted(sections.starts, beyond.where or 0, "right") - 1
+                raise self._beyond(int(ids[section])) from None
 
     def _beyond(self, episode: int) -> SchemaError:
         facts = self._grown
@@ -176,7 +176,7 @@ class EpisodeFacts:
         )
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
-        self.whole = (facts["begun"][order] != 0) & (self.terminated | self.truncated)
+        self.complete = (facts["begun"][order] != 0) & (self.terminated | self.truncated)
         self.returns = self._returns.result(order, self.lengths) if self._sums else None
         try:
             self._values = [each.result(order, self.lengths) for each in self._reduced]
@@ -224,7 +224,7 @@ class EpisodeFacts:
             "source": np.full(len(self), self._source),
             "terminated": self.terminated,
             "truncated": self.truncated,
-            "whole": self.whole,
+            "whole": self.complete,
         }[name]
 
     def reduced(self, number: int) -> Any:
@@ -284,29 +284,29 @@ class Sums:
         self._sums = np.zeros(0, np.float64 if real else np.int64)
         self._mean, self._components = mean, 1
 
-    def add(self, values: NDArray[Any], pieces: Pieces, count: int) -> None:
+    def add(self, values: NDArray[Any], sections: Sections, count: int) -> None:
         """Add the numbers of steps, ``[N, C]``."""
         self._components = values.shape[1]
         self._sums = sums = grown(self._sums, count)
-        starts, lengths = pieces.starts * values.shape[1], pieces.lengths * values.shape[1]
+        starts, lengths = sections.starts * values.shape[1], sections.lengths * values.shape[1]
         flat = values.reshape(-1)
         if sums.dtype == np.float64:
             # Seeded with the sums so far, `bincount` adds one number after another.
             every = np.arange(len(lengths))
             which = np.concatenate([every, np.repeat(every, lengths)])
-            weights = np.concatenate([sums[pieces.episodes], flat])
-            sums[pieces.episodes] = np.bincount(which, weights, len(lengths))
+            weights = np.concatenate([sums[sections.episodes], flat])
+            sums[sections.episodes] = np.bincount(which, weights, len(lengths))
             return
         largest = max(abs(int(flat.max())), abs(int(flat.min())))
-        before = sums[pieces.episodes]
+        before = sums[sections.episodes]
         if sums.dtype == object or largest * (len(flat) + 1) + _largest(before) > INT64.max:
             exact = np.add.reduceat(flat.astype(object), starts) + before
             if ((exact > INT64.max) | (exact < INT64.min)).any():
                 # What later blocks add may bring it back.
                 self._sums = sums = sums.astype(object)
-            sums[pieces.episodes] = exact
+            sums[sections.episodes] = exact
             return
-        sums[pieces.episodes] = before + np.add.reduceat(flat.astype(np.int64), starts)
+        sums[sections.episodes] = before + np.add.reduceat(flat.astype(np.int64), starts)
 
     def result(self, order: Ids, lengths: Ids) -> Any:
         """Sums or means of episodes in their order, ``[N]``.
@@ -336,12 +336,12 @@ class _Accumulator:
     def __init__(self, reduction: Reduction) -> None:
         self._name, self._of = reduction.name, reduction.of
 
-    def take(self, rows: _Steps, pieces: Pieces, count: int) -> None:
+    def take(self, rows: _Steps, sections: Sections, count: int) -> None:
         """Take steps in.
 
         Args:
             rows: Of a block.
-            pieces: Their episodes.
+            sections: Their episodes.
             count: Episodes so far.
         """
         raise NotImplementedError
@@ -363,31 +363,31 @@ class _Sum(_Accumulator):
         super().__init__(reduction)
         self._sums = Sums(real=self._of.kind == "float", mean=self._name == "mean")
 
-    def take(self, rows: _Steps, pieces: Pieces, count: int) -> None:
+    def take(self, rows: _Steps, sections: Sections, count: int) -> None:
         numbers = _numbers(self._of, rows)
         if self._of.kind != "float" and (self._name == "sum" or numbers.dtype != np.uint64):
             numbers = as_int64(numbers)
-        self._sums.add(numbers, pieces, count)
+        self._sums.add(numbers, sections, count)
 
     def result(self, order: Ids, lengths: Ids) -> Any:
         return self._sums.result(order, lengths)
 
 
 class _Extreme(_Accumulator):
-    _found: NDArray[Any] | None = None
+    _so_far: NDArray[Any] | None = None
 
-    def take(self, rows: _Steps, pieces: Pieces, count: int) -> None:
+    def take(self, rows: _Steps, sections: Sections, count: int) -> None:
         numbers = _numbers(self._of, rows)
         better = np.minimum if self._name == "min" else np.maximum
-        if self._found is None:
-            self._found = np.zeros(0, numbers.dtype)
-        self._found = found = grown(self._found, count)
-        here = better.reduceat(numbers.reshape(-1), pieces.starts * numbers.shape[1])
-        known = better(found[pieces.episodes], here)
-        found[pieces.episodes] = np.where(pieces.fresh, here, known)
+        if self._so_far is None:
+            self._so_far = np.zeros(0, numbers.dtype)
+        self._so_far = found = grown(self._so_far, count)
+        here = better.reduceat(numbers.reshape(-1), sections.starts * numbers.shape[1])
+        known = better(found[sections.episodes], here)
+        found[sections.episodes] = np.where(sections.fresh, here, known)
 
     def result(self, order: Ids, lengths: Ids) -> Any:
-        return np.zeros(0) if self._found is None else self._found[order]
+        return np.zeros(0) if self._so_far is None else self._so_far[order]
 
 
 class _Counts(_Accumulator):
@@ -398,13 +398,13 @@ class _Counts(_Accumulator):
         self._true = self._unknown = np.zeros(0, np.int64)
         self._components = 1
 
-    def take(self, rows: _Steps, pieces: Pieces, count: int) -> None:
+    def take(self, rows: _Steps, sections: Sections, count: int) -> None:
         truth: Truth = self._of.evaluate(rows)
         self._components = truth.true.shape[1] if truth.true.ndim else 1
-        self._true = _counted(truth.true, grown(self._true, count), rows, pieces)
+        self._true = _counted(truth.true, grown(self._true, count), rows, sections)
         self._unknown = grown(self._unknown, count)
         if truth.unknown is not None:
-            self._unknown = _counted(truth.unknown, self._unknown, rows, pieces)
+            self._unknown = _counted(truth.unknown, self._unknown, rows, sections)
 
     def result(self, order: Ids, lengths: Ids) -> Any:
         if not len(order):
@@ -418,10 +418,10 @@ class _Counts(_Accumulator):
         return Truth.of(true == every, (true + unknown == every) & (unknown > 0))
 
 
-def _counted(truth: NDArray[np.bool_], counts: Ids, rows: _Steps, pieces: Pieces) -> Ids:
+def _counted(truth: NDArray[np.bool_], counts: Ids, rows: _Steps, sections: Sections) -> Ids:
     """Counts, with those of the steps of a block added."""
     each = truth.sum(axis=1) if truth.ndim else np.full(len(rows), int(truth))
-    counts[pieces.episodes] += np.add.reduceat(each, pieces.starts, dtype=np.int64)
+    counts[sections.episodes] += np.add.reduceat(each, sections.starts, dtype=np.int64)
     return counts
 
 
@@ -431,20 +431,20 @@ class _Edge(_Accumulator):
     def __init__(self, reduction: Reduction) -> None:
         super().__init__(reduction)
         self._episodes: list[Ids] = []
-        self._parts: list[Any] = []
+        self._edges: list[Any] = []
 
-    def take(self, rows: _Steps, pieces: Pieces, count: int) -> None:
-        starts, episodes = pieces.starts, pieces.episodes
+    def take(self, rows: _Steps, sections: Sections, count: int) -> None:
+        starts, episodes = sections.starts, sections.episodes
         if self._name == "start":
-            at, episodes = starts[pieces.fresh], episodes[pieces.fresh]
+            at, episodes = starts[sections.fresh], episodes[sections.fresh]
         else:
-            at = starts + pieces.lengths - 1
+            at = starts + sections.lengths - 1
         value = self._of.evaluate(rows)
         if not isinstance(value, Ragged):
             value = np.broadcast_to(np.asarray(value), (len(rows), 1))[:, 0]
         self._episodes.append(episodes)
         # A copy: the block is valid until the next one is read.
-        self._parts.append(value[at])
+        self._edges.append(value[at])
 
     def result(self, order: Ids, lengths: Ids) -> Any:
         episodes = np.concatenate([np.zeros(0, np.int64), *self._episodes])
@@ -452,9 +452,9 @@ class _Edge(_Accumulator):
         latest[episodes] = np.arange(len(episodes))
         every: Any
         if self._of.kind == "text":
-            every = Ragged.concatenate(self._parts) if self._parts else _no_texts()
+            every = Ragged.concatenate(self._edges) if self._edges else _no_texts()
         else:
-            every = np.concatenate(self._parts) if self._parts else np.zeros(0)
+            every = np.concatenate(self._edges) if self._edges else np.zeros(0)
         return every[latest[order]]
 
 

@@ -85,7 +85,7 @@ class RowRanges:
         some = first < stop
         return RowRanges(env_ids[some], first[some], stop[some], self.uuid)
 
-    def cut(self, first: int, stop: int) -> RowRanges:
+    def sliced(self, first: int, stop: int) -> RowRanges:
         """Return some of their rows, counted from the first one."""
         lengths = self.stop - self.first
         before = np.cumsum(lengths) - lengths

@@ -102,7 +102,7 @@ def select(reader: Reader, selection: Selection) -> Reader:
             reader.narrow(span)
             ranges = _episodes(reader, span, selection)
         if selection.rows is not None:
-            ranges = ranges.cut(*bounds_of("rows", selection.rows, ranges.rows))
+            ranges = ranges.sliced(*bounds_of("rows", selection.rows, ranges.rows))
         reader.narrow(ranges.span(description.stop))
         return _read(RangesReader(reader, ranges), paths)
 
@@ -340,7 +340,7 @@ def _best(chosen: Bools, facts: EpisodeFacts, top: float, reader: Reader) -> Boo
             "0.1 or 30."
         )
     assert facts.returns is not None
-    known = chosen & facts.whole & ~np.isnan(facts.returns)
+    known = chosen & facts.complete & ~np.isnan(facts.returns)
     left_out = int((chosen & ~known).sum())
     if left_out:
         reader.report.note(

@@ -48,11 +48,20 @@ class Rows:
     def __init__(self, num_envs, blocks, fields=FIELDS):
         roles = {"reward": "reward" if "reward" in fields else None}
         schema = SimpleNamespace(fields=fields, role=roles.get)
-        self._description = SimpleNamespace(schema=schema, num_envs=num_envs)
+        first, stop = np.zeros(num_envs, np.int64), np.full(num_envs, 1 << 40)
+        self._description = SimpleNamespace(
+            schema=SimpleNamespace(**vars(schema), paths=tuple(fields)),
+            num_envs=num_envs,
+            first=first,
+            stop=stop,
+        )
         self._blocks = blocks
 
     def describe(self):
         return self._description
+
+    def only(self, paths):
+        assert set(paths) <= set(self._description.schema.fields)
 
     def blocks(self):
         return iter(self._blocks)
@@ -274,7 +283,7 @@ def test_an_integer_that_int64_does_not_hold_is_named_by_its_episode():
 
 # Texts that were made to do harm.
 
-PIECES = [
+FRAGMENTS = [
     *("lambda: 0", "(lambda x: x)(1)", "x := 3", "f'{x}'", "rb'a'", "'''a'''", "# comment"),
     *("__import__('os')", "x.__class__", "eval('1')", "[i for i in x]", "{1: 2}", "await x"),
     *(
@@ -316,7 +325,7 @@ def hostile(rng):
     """A condition that was bent, or pieces of what is none."""
     choice = rng.random()
     if choice < 0.1:
-        return "".join(rng.choice(PIECES) + rng.choice(["", " "]) for _ in range(5))
+        return "".join(rng.choice(FRAGMENTS) + rng.choice(["", " "]) for _ in range(5))
     if choice < 0.2:
         return "".join(
             chr(rng.choice([rng.randrange(128), rng.randrange(0x110000)])) for _ in "a" * 40
@@ -343,13 +352,13 @@ def hostile(rng):
         if way < 0.3:
             text = text[:first] + text[stop:]
         elif way < 0.6:
-            text = text[:first] + rng.choice(PIECES) + text[first:]
+            text = text[:first] + rng.choice(FRAGMENTS) + text[first:]
         elif way < 0.8:
             text = text[:first] + text[first:stop] * 3 + text[stop:]
         else:
             words = [match.span() for match in re.finditer(r"\w+|[^\w\s]+", text)]
             begin, end = rng.choice(words) if words else (0, 0)
-            text = text[:begin] + rng.choice(PIECES) + text[end:]
+            text = text[:begin] + rng.choice(FRAGMENTS) + text[end:]
     return text
 
 

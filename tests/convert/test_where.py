@@ -1,5 +1,6 @@
 """Episodes that are selected by conditions, numbers, chance and returns."""
 
+import json
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_a_fraction_is_the_same_for_a_seed_and_another_for_another(ring, tmp_pat
     assert len(episodes_in(tmp_path / "small")) == 1
 
 
-def test_a_fraction_is_the_first_part_of_a_split(ring, tmp_path):
+def test_a_fraction_is_what_a_split_gives_first(ring, tmp_path):
     mr.load(ring, tmp_path / "a", fraction=0.25, seed=3)
     with mr.ReplayBuffer.open(ring) as buffer:
         part, _ = mr.split(buffer, [0.25, 0.75], seed=3)
@@ -328,3 +329,66 @@ def test_a_condition_on_lengths_reads_no_field(ring, tmp_path, monkeypatch):
     with pytest.raises(SchemaError):
         mr.load(ring, tmp_path / "a", where="return > 99")
     assert set(read) == {("reward",)}
+
+
+# The command line.
+
+
+@pytest.mark.parametrize(
+    ("words", "episodes"),
+    [
+        (["--episodes", "1,3,9:12"], [1, 3, 9, 10, 11]),
+        (["--episodes", "2:4"], [2, 3]),
+        (["--skip", "1:"], [0]),
+        (["--skip", "0:13,15"], [13, 14]),
+        (["--where", "return > 8 and env == 1"], [12, 13, 14, 15]),
+        (["--top", "1"], [15]),
+        (["--top", "0.25", "--env", "1"], [14, 15]),
+        (["--fraction", "1"], [*range(16)]),
+    ],
+)
+def test_the_command_line_selects_likewise(cli, ring, tmp_path, words, episodes):
+    assert cli(ring, tmp_path / "a", *words)[0] == 0
+    assert episodes_in(tmp_path / "a") == episodes
+
+
+@pytest.mark.parametrize(
+    "text", ["1\n3\n9\n", "1\r\n3\r\n9", "\ufeff1, 3\n9\n", " 1 3  9 ", "1,3,9,\n"]
+)
+def test_numbers_come_from_a_file(cli, ring, tmp_path, text):
+    (tmp_path / "good.txt").write_text(text, newline="")
+    assert cli(ring, tmp_path / "a", "--episodes", f"@{tmp_path / 'good.txt'}")[0] == 0
+    assert episodes_in(tmp_path / "a") == [1, 3, 9]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--episodes", "1,a"], 2, "--episodes must hold numbers and ranges, such as 3,7,20:40"),
+        (["--episodes", "1,-3"], 2, "got '-3'"),
+        (["--episodes", "0:60000000,3"], 2, "--episodes must name at most 50,000,000 episodes"),
+        (["--episodes", "3,1"], 3, "episodes must rise"),
+        (["--episodes", "@nowhere.txt"], 3, "nowhere.txt does not exist. Check the path after @"),
+        (["--episodes", "@empty.txt"], 3, "empty.txt must hold numbers and ranges"),
+        (["--episodes", "@words.txt"], 3, "got 'one'. Write one number in a line."),
+        (["--where", "lenght > 3"], 3, "where: 'lenght' is unknown. Did you mean length?"),
+        (["--where", "length > 3", "--rows", "0:3"], 3, "where and rows exclude each other"),
+        (["--top", "x"], 2, "Invalid value for '--top'"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    cli, ring, tmp_path, monkeypatch, words, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "words.txt").write_text("one\n")
+    got, _, err = cli(ring, tmp_path / "a", *words)
+    assert (got, err.count("\n")) == (code, 1)
+    assert message in err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_dry_run_counts_what_is_selected(cli, ring, tmp_path):
+    words = ["-n", "--json", "--where", "length > 6"]
+    plan = json.loads(cli(ring, tmp_path / "a.npz", *words)[1])
+    assert plan["rows"] == 2 * (7 + 8)
