@@ -235,7 +235,9 @@ class RangesReader(Reader):
         env_ids, newest = ranges.env_ids[oldest], oldest + counts - 1
         new_first[env_ids] = ranges.first[oldest]
         new_stop[env_ids] = self._base[newest] + lengths[newest]
-        self._description = replace(description, first=new_first, stop=new_stop)
+        # Rows behind a gap have other positions than the buffer's of that name.
+        uuid = "" if self._gap.any() else description.uuid
+        self._description = replace(description, first=new_first, stop=new_stop, uuid=uuid)
 
     def keep(self, paths: tuple[str, ...]) -> None:
         """Read some fields only, in the schema's order."""

@@ -295,6 +295,15 @@ def test_the_best_need_a_return(ring, tmp_path):
         mr.load(tmp_path / "a.npz", tmp_path / "b", top=3)
 
 
+def test_a_file_with_moved_rows_does_not_name_their_buffer(ring, tmp_path):
+    for number, (episodes, named) in enumerate([([2, 3], True), ([2, 4], False)]):
+        path = tmp_path / f"{number}.npz"
+        mr.export(ring, path, episodes=episodes)
+        with np.load(path) as file:
+            description = json.loads(file["mmreplay.json"].tobytes())
+        assert bool(description["uuid"]) == named
+
+
 def test_episodes_that_nothing_is_known_of_are_counted(tmp_path):
     schema = mr.Schema({"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")})
     with mr.ReplayBuffer.create(tmp_path / "a", schema, 20) as buffer:
