@@ -56,8 +56,11 @@ class EpisodeFacts:
         terminated: bool ``[N]``, by a flag.
         truncated: bool ``[N]``, likewise, or by the CUT of the row after it.
         complete: bool ``[N]``, with their beginning and an end.
-        returns: float64 ``[N]``, where the condition names them or they are asked for.
+        returns: float64 ``[N]``, where the condition names them or they are asked for;
+            else empty.
     """
+
+    returns: NDArray[np.float64] = np.zeros(0)
 
     def __init__(
         self,
@@ -177,7 +180,8 @@ class EpisodeFacts:
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
         self.complete = (facts["begun"][order] != 0) & (self.terminated | self.truncated)
-        self.returns = self._returns.result(order, self.lengths) if self._sums else None
+        if self._sums:
+            self.returns = self._returns.result(order, self.lengths)
         try:
             self._values = [each.result(order, self.lengths) for each in self._reduced]
         except BeyondInt64 as beyond:

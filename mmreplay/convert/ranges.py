@@ -201,9 +201,14 @@ class RangesReader(Reader):
     Environments keep their numbers, and the oldest row of each its position; the rows
     after a gap follow at the next positions. Where the row before a gap ended no
     episode, the row after it begins another one by an interruption (BREAK).
+
+    Attributes:
+        paths: The columns of its blocks.
     """
 
-    def __init__(self, reader: Reader, ranges: RowRanges, heads: Ids | None = None) -> None:
+    def __init__(
+        self, reader: Reader, ranges: RowRanges, heads: Ids | None = None, follow: Ids | None = None
+    ) -> None:
         """Wrap a reader, which is closed with this one.
 
         Args:
@@ -211,18 +216,21 @@ class RangesReader(Reader):
             ranges: Rows that it has. After a gap none begins with a final row.
             heads: int64 ``[E]``, where an environment without rows begins; where the
                 source's ends by default.
+            follow: int64 ``[E]``, the position of the oldest row where rows of another
+                source stand before it, as behind a gap; -1 where none do.
         """
         self.report = reader.report
         self._reader, self._ranges = reader, ranges
         description = reader.describe()
         self._truncated = description.schema.role("truncated") or ""
         self._final_follows = description.autoreset == "next_step"
-        self._paths = description.schema.paths
+        self.paths = description.schema.paths
         if description.priorities:
-            self._paths = (*self._paths, PRIORITY)
-        self._lay_out(description, description.stop if heads is None else heads)
+            self.paths = (*self.paths, PRIORITY)
+        heads = description.stop if heads is None else heads
+        self._lay_out(description, heads, np.full(len(heads), -1) if follow is None else follow)
 
-    def _lay_out(self, description: Description, heads: Ids) -> None:
+    def _lay_out(self, description: Description, heads: Ids, follow: Ids) -> None:
         """Choose the position of each range: one after the other."""
         ranges = self._ranges
         lengths = ranges.stop - ranges.first
@@ -230,23 +238,25 @@ class RangesReader(Reader):
         oldest = np.flatnonzero(~self._gap)
         before = np.cumsum(lengths) - lengths
         counts = np.diff(oldest, append=len(lengths))
-        self._base = before + np.repeat(ranges.first[oldest] - before[oldest], counts)
         new_first, new_stop = heads.copy(), heads.copy()
         env_ids, newest = ranges.env_ids[oldest], oldest + counts - 1
-        new_first[env_ids] = ranges.first[oldest]
+        begins = np.where(follow[env_ids] < 0, ranges.first[oldest], follow[env_ids])
+        self._gap[oldest] = follow[env_ids] >= 0
+        self._base = before + np.repeat(begins - before[oldest], counts)
+        new_first[env_ids] = begins
         new_stop[env_ids] = self._base[newest] + lengths[newest]
         # Rows behind a gap have other positions than the buffer's of that name.
         uuid = "" if self._gap.any() else description.uuid
         self._description = replace(description, first=new_first, stop=new_stop, uuid=uuid)
 
-    def keep(self, paths: tuple[str, ...]) -> None:
-        """Read some fields only, in the schema's order."""
+    def keep(self, paths: tuple[str, ...], *, priorities: bool = True) -> None:
+        """Read some fields only, in the schema's order, and priorities or none."""
         self._reader.only(paths)
         self._description = self._description.select(paths)
         self._truncated = self._description.schema.role("truncated") or ""
-        self._paths = paths
-        if self._description.priorities:
-            self._paths = (*paths, PRIORITY)
+        self.paths = paths
+        if self._description.priorities and priorities:
+            self.paths = (*paths, PRIORITY)
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -254,19 +264,28 @@ class RangesReader(Reader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        return self._select(self._reader.blocks(rows_per_block), self._paths)
+        return self.select(self._reader.blocks(rows_per_block), self.paths)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`."""
-        return self._select(self._reader.marks(), ())
+        return self.select(self._reader.marks(), ())
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
         paths = self._description.schema.varying
-        return self._select(self._reader.measures(), paths)
+        return self.select(self._reader.measures(), paths)
 
-    def _select(self, blocks: Iterator[Block], paths: tuple[str, ...]) -> Iterator[Block]:
-        last = np.zeros(self._description.num_envs, np.uint8)
+    def select(
+        self, blocks: Iterator[Block], paths: tuple[str, ...], last: NDArray[np.uint8] | None = None
+    ) -> Iterator[Block]:
+        """Rows of the ranges out of the source's.
+
+        Args:
+            blocks: What a pass over the source gives.
+            paths: The columns of the result.
+            last: uint8 ``[E]``, flags of the rows before, and then of the last ones.
+        """
+        last = np.zeros(self._description.num_envs, np.uint8) if last is None else last
         ranges = self._ranges
         for block in blocks:
             which = _range_of(ranges, block.env_ids, block.positions)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import integer, is_number
-from mmreplay.convert.base import Reader
+from mmreplay.convert.base import Notes, Reader
 from mmreplay.convert.condition import parse
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.ranges import RangesReader, RowRanges, select_ranges
@@ -81,7 +81,7 @@ def select(reader: Reader, selection: Selection) -> Reader:
     if all(part is None for part in (selection.fields, *counted, selection.ranges)):
         return reader
     with undone_by(reader.close):
-        _refuse_pairs(selection)
+        refuse_pairs(selection)
         description = reader.describe()
         paths = None
         if selection.fields is not None:
@@ -212,7 +212,7 @@ def _read(reader: RangesReader, paths: tuple[str, ...] | None) -> Reader:
     return reader
 
 
-def _refuse_pairs(selection: Selection) -> None:
+def refuse_pairs(selection: Selection) -> None:
     """Refuse selections that exclude each other."""
     given = {name: getattr(selection, name) is not None for name in ("episodes", "skip", "where")}
     given |= {name: getattr(selection, name) is not None for name in ("rows", "fraction", "top")}
@@ -222,12 +222,22 @@ def _refuse_pairs(selection: Selection) -> None:
 
 
 def _episodes(reader: Reader, span: Span, selection: Selection) -> RowRanges:
-    """The rows of the episodes that are selected.
+    """The rows of the episodes that are selected, of what is left of a source."""
+    facts = facts_of(reader, selection, span)
+    return facts.ranges(choose([facts], selection, reader.report))
+
+
+def facts_of(
+    reader: Reader, selection: Selection, span: Span, *, source: int = 0, before: int = 0
+) -> EpisodeFacts:
+    """What a selection asks of a source's episodes.
 
     Args:
         reader: Of the source.
-        span: The rows that are left of it.
-        selection: Says which episodes.
+        selection: With the condition.
+        span: The rows to look at.
+        source: See `EpisodeFacts`, as the next one.
+        before: See there.
     """
     schema = reader.describe().schema
     reward = schema.role("reward") or ""
@@ -240,34 +250,50 @@ def _episodes(reader: Reader, span: Span, selection: Selection) -> RowRanges:
         raise SchemaError(
             "top needs returns, and no field has the role of the reward. Use where with sum(FIELD)."
         )
-    facts = EpisodeFacts(reader, condition, span=span, returns=selection.top is not None)
-    steps = [f"the source has {len(facts):,} episodes"]
-    chosen = np.ones(len(facts), bool)
+    returns = selection.top is not None
+    return EpisodeFacts(reader, condition, span=span, returns=returns, source=source, before=before)
+
+
+def choose(sources: Sequence[EpisodeFacts], selection: Selection, notes: Notes) -> Bools:
+    """Which episodes are selected, bool ``[N]``, of all sources one after another.
+
+    Raises:
+        SchemaError: None is, of some.
+    """
+    total = sum(map(len, sources))
+    steps = [f"the source has {total:,} episodes"]
+    if len(sources) > 1:
+        steps = [f"the {len(sources):,} sources have {total:,} episodes"]
+    chosen = np.ones(total, bool)
     for name in ("episodes", "skip"):
         given = getattr(selection, name)
         if given is not None:
-            listed = numbered(name, given, len(facts))
+            listed = numbered(name, given, total)
             chosen &= listed if name == "episodes" else ~listed
             steps.append(f"{name} leaves {chosen.sum():,}")
-    if condition is not None:
-        truth = facts.selected()
-        unknown = 0 if truth.unknown is None else int((chosen & truth.unknown).sum())
-        if unknown:
-            reader.report.note(
-                f"{unknown:,} episodes were left out, as NaN does not say whether where holds of "
+    if selection.where is not None:
+        truths = [facts.selected() for facts in sources]
+        none = [np.zeros(len(facts), bool) for facts in sources]
+        unknown = np.concatenate(
+            [n if t.unknown is None else t.unknown for t, n in zip(truths, none, strict=True)]
+        )
+        left_out = int((chosen & unknown).sum())
+        if left_out:
+            notes.note(
+                f"{left_out:,} episodes were left out, as NaN does not say whether where holds of "
                 "them"
             )
-        chosen &= truth.true
+        chosen &= np.concatenate([truth.true for truth in truths])
         steps.append(f"where leaves {chosen.sum():,}")
     if selection.fraction is not None:
         chosen = _some(chosen, selection.fraction, selection.seed)
         steps.append(f"fraction leaves {chosen.sum():,}")
     if selection.top is not None:
-        chosen = _best(chosen, facts, selection.top, reader)
+        chosen = _best(chosen, sources, selection.top, notes)
         steps.append(f"top leaves {chosen.sum():,}")
-    if len(facts) and not chosen.any():
+    if total and not chosen.any():
         raise SchemaError(f"no episode is selected: {', '.join(steps)}. Select at least one.")
-    return facts.ranges(chosen)
+    return chosen
 
 
 def numbered(name: str, selected: Any, total: int) -> Bools:
@@ -332,24 +358,24 @@ def _some(chosen: Bools, fraction: float, seed: int) -> Bools:
     return mask
 
 
-def _best(chosen: Bools, facts: EpisodeFacts, top: float, reader: Reader) -> Bools:
+def _best(chosen: Bools, sources: Sequence[EpisodeFacts], top: float, notes: Notes) -> Bools:
     """The whole episodes with the highest returns; of equal ones the earlier."""
     if not is_number(top) or not top > 0 or (top >= 1 and top != int(top)):
         raise SchemaError(
             f"top must be a share below 1 or a number of episodes, got {shown(top)}. Pass such as "
             "0.1 or 30."
         )
-    assert facts.returns is not None
-    known = chosen & facts.complete & ~np.isnan(facts.returns)
+    returns = np.concatenate([facts.returns for facts in sources])
+    known = chosen & ~np.isnan(returns) & np.concatenate([facts.complete for facts in sources])
     left_out = int((chosen & ~known).sum())
     if left_out:
-        reader.report.note(
+        notes.note(
             f"{left_out:,} episodes were left out of top: they lack their beginning, their end "
             "or a return that is a number"
         )
     which = np.flatnonzero(known)
     count = max(1, math.floor(len(which) * top + 0.5)) if top < 1 else int(top)
-    order = np.argsort(-facts.returns[which], kind="stable")
+    order = np.argsort(-returns[which], kind="stable")
     mask = np.zeros(len(chosen), bool)
     mask[which[order[:count]]] = True
     return mask

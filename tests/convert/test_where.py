@@ -37,12 +37,17 @@ def nested(columns):
     return result
 
 
-def random_ring(path, rng):
+def random_ring(path, rng, *, num_envs=None, autoreset=None, first=0):
     """A ring with whatever happens to one; each row has a number of its own."""
-    num_envs, written = rng.randint(1, 3), 0
-    options = {"capacity": rng.randint(8, 40), "num_envs": num_envs, "heap_bytes": 16_384}
+    num_envs, written = num_envs or rng.randint(1, 3), first
     buffer = mr.ReplayBuffer.create(
-        path, SCHEMA, **options, autoreset=rng.choice(["same_step", "disabled"]), commit_every=None
+        path,
+        SCHEMA,
+        rng.randint(8, 40),
+        num_envs,
+        heap_bytes=16_384,
+        autoreset=autoreset or rng.choice(["same_step", "disabled"]),
+        commit_every=None,
     )
     for _ in range(rng.randint(2, 6)):
         what = rng.random()
@@ -53,7 +58,6 @@ def random_ring(path, rng):
             resume = rng.choice(["break", "truncate"])
             buffer = mr.ReplayBuffer.open(path, "r+", on_resume=resume, commit_every=None)
         steps = rng.randint(1, 12)
-        rows = [[{p: twin.random_value(rng, p) for p in FIELDS} for _ in range(num_envs)]]
         rows = [
             [{p: twin.random_value(rng, p) for p in FIELDS} for _ in range(num_envs)]
             for _ in range(steps)
