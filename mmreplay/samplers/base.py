@@ -437,7 +437,11 @@ class Sampler(Protocol):
         return self.state_dict()
 
     def return_to(self, bookmark: Any) -> None:
-        """Go back to a bookmark of its own; draws since then handed nothing out."""
+        """Go back to where it was; draws since then handed nothing out.
+
+        Args:
+            bookmark: What `bookmark` of this sampler returned.
+        """
         self.load_state_dict(bookmark)
 
     def can_draw(
