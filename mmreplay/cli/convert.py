@@ -6,10 +6,11 @@ import json as json_text
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -33,6 +34,7 @@ from mmreplay.format.sharding import CODECS
 if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
     from mmreplay.convert.description import Description
+    from mmreplay.convert.joined import Envs as JoinEnvs
     from mmreplay.convert.registry import Format
 
 MAX_LIST_NBYTES = 1 << 30
@@ -40,10 +42,13 @@ MAX_LIST_NBYTES = 1 << 30
 PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 """Values that Python and JSON spell in two ways."""
 
-Source = Annotated[
-    Path,
+Sources = Annotated[
+    list[Path],
     typer.Argument(
-        parser=parse_path, metavar="SRC", help="A buffer's folder, or a file.", show_default=False
+        parser=parse_path,
+        metavar="SRC...",
+        help="A buffer's folder, or a file; several are read as one.",
+        show_default=False,
     ),
 ]
 Target = Annotated[
@@ -115,6 +120,15 @@ Top = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of --fraction.")]
+JoinedEnvs = Annotated[
+    str,
+    typer.Option(
+        "--envs",
+        metavar="append|stack",
+        help="Of several SRC: continue each environment by that of the next, or set them side by "
+        "side.",
+    ),
+]
 Rows = Annotated[
     str | None,
     typer.Option(
@@ -187,7 +201,7 @@ FormatOptions = Annotated[
 
 
 def convert(
-    source: Source,
+    sources: Sources,
     target: Target,
     from_: From = None,
     to: To = None,
@@ -199,6 +213,7 @@ def convert(
     fraction: Fraction = None,
     top: Top = None,
     seed: Seed = 0,
+    envs: JoinedEnvs = "append",
     rows: Rows = None,
     select: Select = None,
     priorities: Priorities = None,
@@ -229,6 +244,7 @@ def convert(
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.convert import registry, staging, transfer
+    from mmreplay.convert.joined import JOINS, join
     from mmreplay.convert.ranges import read_ranges
     from mmreplay.convert.select import Selection
     from mmreplay.convert.transfer import name_source, refuse_doubts
@@ -236,8 +252,9 @@ def convert(
 
     check_choice("--engine", engine, ON_DISK)
     check_choice("--codec", codec, CODECS)
+    check_choice("--envs", envs, JOINS)
     typed = target
-    source = transfer.local(source, "SRC", remote=True)
+    sources = [transfer.local(source, "SRC", remote=True) for source in sources]
     target = transfer.local(target, "DST")
     named = {
         "capacity": capacity,
@@ -251,10 +268,12 @@ def convert(
     }
     options = read_options(option or [])
     options |= {name: value for name, value in named.items() if value is not None}
-    reads = registry.source_format(source, from_)
-    transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
+    formats = [registry.source_format(source, from_) for source in sources]
+    for source, reads in zip(sources, formats, strict=True):
+        transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
-    reading, writing = transfer.split_options(reads, writes, options)
+    split = [transfer.split_options(reads, writes, options) for reads in formats]
+    writing = split[0][1]
     names = None if fields is None else [name.strip() for name in fields.split(",")]
     choice = Selection(
         names,
@@ -268,17 +287,28 @@ def convert(
         top=top,
         seed=seed,
     )
+    openers = [
+        (source, partial(transfer.open_source, source, reads, reading))
+        for source, reads, (reading, _) in zip(sources, formats, split, strict=True)
+    ]
+    shared = transfer.name_shared_options(options, split[0][0], writing)
+    naming: AbstractContextManager[None]
+    naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
     # Opening may take long, too: a table is read once to find what its columns are.
-    reporting = _report_interrupts(target, typed)
-    with reporting, name_source(source), transfer.name_shared_options(options, reading, writing):
-        opened = transfer.open_source(source, reads, reading, choice)
-    with _report_interrupts(target, typed), name_source(source), opened as reader:
+    with _report_interrupts(target, typed), naming, shared:
+        opened = (
+            openers[0][1](choice)
+            if len(openers) == 1
+            else join(openers, choice, cast("JoinEnvs", envs))
+        )
+    naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
+    with _report_interrupts(target, typed), naming, opened as reader:
         if dry_run:
             about = transfer.describe(reader)
             refuse_doubts(reader, strict)
             staging.refuse_open(target, overwrite)
             nbytes = registry.planned(writes, about, target=target, **writing)
-            facts = (source, reads), (target, writes), nbytes, overwrite
+            facts = (sources, formats), (target, writes), nbytes, overwrite
             _print_plan(reader, about, *facts, json)
             return
         about = reader.describe()
@@ -410,7 +440,7 @@ def read_options(texts: list[str]) -> dict[str, object]:
 def _print_plan(
     reader: Reader,
     description: Description,
-    source: tuple[Path, Format],
+    source: tuple[list[Path], list[Format]],
     target: tuple[Path, Format],
     nbytes: int | None,
     overwrite: bool,
@@ -428,7 +458,10 @@ def _print_plan(
         show.print_json(plan)
         return
     facts = [
-        ("from", f"{source[0]} ({source[1].name})"),
+        *(
+            ("from" if not n else "", f"{path} ({each.name})")
+            for n, (path, each) in enumerate(zip(*source, strict=True))
+        ),
         ("to", f"{target[0]} ({target[1].name})"),
         ("rows", show.count(description.rows)),
         ("environments", show.count(description.num_envs)),
@@ -452,12 +485,13 @@ def _print_plan(
 
 
 def _plan(
-    description: Description, source: tuple[Path, Format], target: tuple[Path, Format]
+    description: Description, source: tuple[list[Path], list[Format]], target: tuple[Path, Format]
 ) -> dict[str, Any]:
     values = 0 if description.values is None else description.values.nbytes
     return {
-        "source": str(source[0]),
-        "source_format": source[1].name,
+        "source": str(source[0][0]),
+        "source_format": source[1][0].name,
+        "sources": [str(path) for path in source[0]],
         "target": str(target[0]),
         "target_format": target[1].name,
         "rows": description.rows,

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import one_of
 from mmreplay.convert.base import Block, Notes, Reader
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
@@ -36,6 +37,7 @@ from mmreplay.schema import Field, Schema
 
 Ids = NDArray[np.int64]
 Envs = Literal["append", "stack"]
+JOINS: tuple[Envs, ...] = ("append", "stack")
 Opener = Callable[[Selection | None], Reader]
 """Opens the selected part of a source; of None all of it."""
 
@@ -49,7 +51,7 @@ class Source:
         open: Opens a reader of it.
         description: As it was at the first look.
         ranges: The rows of it that are read.
-        follow: int64 ``[E]``, where its rows begin behind those of other sources; -1
+        continue_from: int64 ``[E]``, where its rows begin behind those of other sources; -1
             where none stand before them. See `RangesReader`.
         envs: The first of its environments among those of all.
     """
@@ -58,7 +60,7 @@ class Source:
     open: Opener
     description: Description
     ranges: RowRanges
-    follow: Ids
+    continue_from: Ids
     envs: int = 0
 
 
@@ -79,6 +81,7 @@ def join(
     Raises:
         SchemaError: The sources do not fit together: which one, and what to do.
     """
+    one_of("envs", envs, JOINS)
     refuse_pairs(selection)
     if selection.ranges is not None:
         raise SchemaError(
@@ -112,7 +115,7 @@ def join(
     for source, each, stop in zip(sources, facts, stops, strict=True):
         source.ranges = each.ranges(chosen[stop - len(each) : stop])
     if selection.rows is not None:
-        _cut(sources, selection.rows)
+        _slice_rows(sources, selection.rows)
     _refuse_twice(sources)
     return JoinedReader(sources, envs, notes, paths)
 
@@ -154,7 +157,7 @@ class JoinedReader(Reader):
                 source.ranges.env_ids, source.ranges.stop - source.ranges.first, count
             ).astype(np.int64)
             oldest = source.ranges.span(source.description.stop).first
-            source.follow = ends[within].copy()
+            source.continue_from = ends[within].copy()
             fresh = (lengths > 0) & (begins[within] < 0)
             begins[within] = np.where(fresh, oldest, begins[within])
             ends[within] = np.where(fresh, oldest, ends[within]) + lengths
@@ -188,33 +191,33 @@ class JoinedReader(Reader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        for reader, ranged, last, source in self._each():
+        for reader, ranged, last, source in self._open_each():
             blocks = ranged.select(reader.blocks(rows_per_block), ranged.paths, last)
             yield from _moved(blocks, source)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`."""
-        for reader, ranged, last, source in self._each():
+        for reader, ranged, last, source in self._open_each():
             yield from _moved(ranged.select(reader.marks(), (), last), source)
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
         varying = self._description.schema.varying
-        for reader, ranged, last, source in self._each():
+        for reader, ranged, last, source in self._open_each():
             yield from _moved(ranged.select(reader.measures(), varying, last), source)
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""
         self._paths = paths
 
-    def _each(self) -> Iterator[tuple[Reader, RangesReader, NDArray[np.uint8], Source]]:
+    def _open_each(self) -> Iterator[tuple[Reader, RangesReader, NDArray[np.uint8], Source]]:
         """Each source, open, with the flags of the rows before its own."""
         last = np.zeros(self._description.num_envs, np.uint8)
         for source in self._sources:
             count = source.description.num_envs
             with source.open(None) as reader:
                 reader.narrow(source.ranges.span(source.description.stop))
-                ranged = RangesReader(reader, source.ranges, follow=source.follow)
+                ranged = RangesReader(reader, source.ranges, continue_from=source.continue_from)
                 ranged.keep(self._paths, priorities=bool(self._description.priorities))
                 yield reader, ranged, last[source.envs : source.envs + count], source
 
@@ -229,7 +232,7 @@ def _moved(blocks: Iterator[Block], source: Source) -> Iterator[Block]:
             yield replace(block, env_ids=block.env_ids + source.envs)
 
 
-def _cut(sources: Sequence[Source], rows: slice) -> None:
+def _slice_rows(sources: Sequence[Source], rows: slice) -> None:
     """Leave some of the rows, counted over all sources."""
     counts = [source.ranges.rows for source in sources]
     first, stop = bounds_of("rows", rows, sum(counts))

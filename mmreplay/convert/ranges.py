@@ -199,7 +199,7 @@ class RangesReader(Reader):
     """Reads ranges of another reader's rows, one after the other without gaps.
 
     Environments keep their numbers, and the oldest row of each its position; the rows
-    after a gap follow at the next positions. Where the row before a gap ended no
+    after a gap continue_from at the next positions. Where the row before a gap ended no
     episode, the row after it begins another one by an interruption (BREAK).
 
     Attributes:
@@ -207,7 +207,11 @@ class RangesReader(Reader):
     """
 
     def __init__(
-        self, reader: Reader, ranges: RowRanges, heads: Ids | None = None, follow: Ids | None = None
+        self,
+        reader: Reader,
+        ranges: RowRanges,
+        heads: Ids | None = None,
+        continue_from: Ids | None = None,
     ) -> None:
         """Wrap a reader, which is closed with this one.
 
@@ -216,7 +220,7 @@ class RangesReader(Reader):
             ranges: Rows that it has. After a gap none begins with a final row.
             heads: int64 ``[E]``, where an environment without rows begins; where the
                 source's ends by default.
-            follow: int64 ``[E]``, the position of the oldest row where rows of another
+            continue_from: int64 ``[E]``, the position of the oldest row where rows of another
                 source stand before it, as behind a gap; -1 where none do.
         """
         self.report = reader.report
@@ -228,9 +232,11 @@ class RangesReader(Reader):
         if description.priorities:
             self.paths = (*self.paths, PRIORITY)
         heads = description.stop if heads is None else heads
-        self._lay_out(description, heads, np.full(len(heads), -1) if follow is None else follow)
+        self._lay_out(
+            description, heads, np.full(len(heads), -1) if continue_from is None else continue_from
+        )
 
-    def _lay_out(self, description: Description, heads: Ids, follow: Ids) -> None:
+    def _lay_out(self, description: Description, heads: Ids, continue_from: Ids) -> None:
         """Choose the position of each range: one after the other."""
         ranges = self._ranges
         lengths = ranges.stop - ranges.first
@@ -240,8 +246,8 @@ class RangesReader(Reader):
         counts = np.diff(oldest, append=len(lengths))
         new_first, new_stop = heads.copy(), heads.copy()
         env_ids, newest = ranges.env_ids[oldest], oldest + counts - 1
-        begins = np.where(follow[env_ids] < 0, ranges.first[oldest], follow[env_ids])
-        self._gap[oldest] = follow[env_ids] >= 0
+        begins = np.where(continue_from[env_ids] < 0, ranges.first[oldest], continue_from[env_ids])
+        self._gap[oldest] = continue_from[env_ids] >= 0
         self._base = before + np.repeat(begins - before[oldest], counts)
         new_first[env_ids] = begins
         new_stop[env_ids] = self._base[newest] + lengths[newest]

@@ -1,5 +1,7 @@
 """Several sources are read as one."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -29,23 +31,27 @@ def without_orphans(rows):
     return rows[first:]
 
 
-def joined(sources, autoreset, kept=None):
+def joined(sources, autoreset, selected=None):
     """(source, number, flags) of each row of one environment, as the law says.
 
     Args:
         sources: Rows of this environment in each source, by `rows_of`.
         autoreset: Of all of them.
-        kept: (source, number) of the rows that are selected; all by default.
+        selected: (source, number) of the rows that are selected; all by default.
     """
     found = []
     for source, rows in enumerate(sources):
         gap = True
         for at, (number, _, flags) in enumerate(rows):
-            if kept is not None and (source, number) not in kept:
+            if selected is not None and (source, number) not in selected:
                 gap = True
                 continue
             follows = rows[at + 1] if at + 1 < len(rows) else None
-            left_out = follows is not None and kept is not None and (source, follows[0]) not in kept
+            left_out = (
+                follows is not None
+                and selected is not None
+                and (source, follows[0]) not in selected
+            )
             if left_out and follows[2] & CUT and not flags & FINAL:
                 flags |= TRUNCATED
             if gap and found:
@@ -114,15 +120,15 @@ def test_random_rings_are_joined_as_the_twin_joins_them(tmp_path, envs):
         for number, (source, _, facts) in enumerate(episodes):
             facts |= {"number": number, "source": source}
         try:
-            kept = {
+            selected = {
                 (source, number)
                 for source, numbers, facts in episodes
                 if twin.value(tree, facts)
                 for number in numbers
             }
         except twin.BeyondInt64:
-            kept = set()
-        if not kept:
+            selected = set()
+        if not selected:
             with pytest.raises(SchemaError, match=r"no episode is selected|larger than int64"):
                 mr.load(paths, folder / "some", envs=envs, where=text)
             continue
@@ -131,10 +137,10 @@ def test_random_rings_are_joined_as_the_twin_joins_them(tmp_path, envs):
         wanted = []
         for env, sources in enumerate(by_env):
             if envs == "append":
-                made = joined(sources, autoreset, kept)
+                made = joined(sources, autoreset, selected)
             else:
                 source = int(np.searchsorted(offsets, env, "right")) - 1
-                made = joined(sources, autoreset, {(0, n) for s, n in kept if s == source})
+                made = joined(sources, autoreset, {(0, n) for s, n in selected if s == source})
             wanted.append([(number, flags) for _, number, flags in made])
         assert read(folder / "some") == wanted, text
         assert not mr.verify_buffer(folder / "some").findings
@@ -326,3 +332,43 @@ def test_one_source_is_open_at_a_time(tmp_path, monkeypatch):
     assert len(opened) >= 24
     assert most == 1
     assert close
+
+
+# The command line.
+
+
+def test_the_command_line_joins_likewise(cli, tmp_path):
+    paths = [ring(tmp_path / name, first) for name, first in (("a", 0), ("b", 6), ("c", 12))]
+    assert cli(*paths, tmp_path / "x")[0] == 0
+    assert steps_in(tmp_path / "x") == [*range(18)]
+    assert cli(*paths, tmp_path / "y", "--envs", "stack", "--where", "source > 0")[0] == 0
+    with mr.ReplayBuffer.open(tmp_path / "y") as buffer:
+        assert buffer.span.lengths.tolist() == [0, 6, 6]
+    code, out, _ = cli(*paths, tmp_path / "z", "-n")
+    assert code == 0
+    assert all(f"{path} (buffer)" in out for path in paths)
+    plan = json.loads(cli(*paths, tmp_path / "z", "-n", "--json", "--episodes", "1,5")[1])
+    assert plan["rows"] == 6
+    assert plan["sources"] == [str(path) for path in paths]
+    assert not (tmp_path / "z").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["a", "b", "x", "--envs", "beside"], 2, "--envs must be one of append, stack"),
+        (["a", "nowhere", "x"], 3, "nowhere"),
+        (["a", "a", "x"], 3, "both have the row at position 0 of environment 0"),
+        (["a"], 2, "Missing argument"),
+    ],
+)
+def test_mistakes_with_several_sources_are_one_line(
+    cli, tmp_path, monkeypatch, words, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    ring(tmp_path / "a")
+    ring(tmp_path / "b", 6)
+    got, _, err = cli(*words)
+    assert (got, err.count("\n")) == (code, 1)
+    assert message in err
+    assert not (tmp_path / "x").exists()
