@@ -6,10 +6,11 @@ import json as json_text
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -26,21 +27,28 @@ from mmreplay.cli.options import (
     parse_path,
     usage_error,
 )
+from mmreplay.errors import FormatError
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
 if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
     from mmreplay.convert.description import Description
+    from mmreplay.convert.joined import Envs as JoinEnvs
     from mmreplay.convert.registry import Format
 
+MAX_LIST_NBYTES = 1 << 30
+"""Of a file with numbers of episodes."""
 PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 """Values that Python and JSON spell in two ways."""
 
-Source = Annotated[
-    Path,
+Sources = Annotated[
+    list[Path],
     typer.Argument(
-        parser=parse_path, metavar="SRC", help="A buffer's folder, or a file.", show_default=False
+        parser=parse_path,
+        metavar="SRC...",
+        help="A buffer's folder, or a file; several are read as one.",
+        show_default=False,
     ),
 ]
 Target = Annotated[
@@ -74,7 +82,51 @@ Episodes = Annotated[
         "--episodes",
         metavar="A:B",
         show_default=False,
-        help="Only these complete episodes, counted environment by environment; A is one.",
+        help="Only these complete episodes, counted environment by environment: 0:100, "
+        "3,7,20:40, or @FILE with numbers.",
+    ),
+]
+Skip = Annotated[
+    str | None,
+    typer.Option(
+        "--skip", metavar="A:B", show_default=False, help="All episodes but these, as --episodes."
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        show_default=False,
+        help="Only episodes that meet it, such as 'return > 20 and length >= 50'.",
+    ),
+]
+Fraction = Annotated[
+    float | None,
+    typer.Option(
+        "--fraction",
+        metavar="F",
+        show_default=False,
+        help="A share of these episodes, chosen at random by --seed.",
+    ),
+]
+Top = Annotated[
+    float | None,
+    typer.Option(
+        "--top",
+        metavar="N",
+        show_default=False,
+        help="The whole episodes with the highest returns: a share below 1, or a number.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of --fraction.")]
+JoinedEnvs = Annotated[
+    str,
+    typer.Option(
+        "--envs",
+        metavar="append|stack",
+        help="Of several SRC: continue each environment by that of the next, or set them side by "
+        "side.",
     ),
 ]
 Rows = Annotated[
@@ -149,13 +201,19 @@ FormatOptions = Annotated[
 
 
 def convert(
-    source: Source,
+    sources: Sources,
     target: Target,
     from_: From = None,
     to: To = None,
     fields: Fields = None,
     env: Envs = None,
     episodes: Episodes = None,
+    skip: Skip = None,
+    where: Where = None,
+    fraction: Fraction = None,
+    top: Top = None,
+    seed: Seed = 0,
+    envs: JoinedEnvs = "append",
     rows: Rows = None,
     select: Select = None,
     priorities: Priorities = None,
@@ -186,6 +244,7 @@ def convert(
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.convert import registry, staging, transfer
+    from mmreplay.convert.joined import JOINS, join
     from mmreplay.convert.ranges import read_ranges
     from mmreplay.convert.select import Selection
     from mmreplay.convert.transfer import name_source, refuse_doubts
@@ -193,8 +252,9 @@ def convert(
 
     check_choice("--engine", engine, ON_DISK)
     check_choice("--codec", codec, CODECS)
+    check_choice("--envs", envs, JOINS)
     typed = target
-    source = transfer.local(source, "SRC", remote=True)
+    sources = [transfer.local(source, "SRC", remote=True) for source in sources]
     target = transfer.local(target, "DST")
     named = {
         "capacity": capacity,
@@ -208,29 +268,47 @@ def convert(
     }
     options = read_options(option or [])
     options |= {name: value for name, value in named.items() if value is not None}
-    reads = registry.source_format(source, from_)
-    transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
+    formats = [registry.source_format(source, from_) for source in sources]
+    for source, reads in zip(sources, formats, strict=True):
+        transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
-    reading, writing = transfer.split_options(reads, writes, options)
+    split = [transfer.split_options(reads, writes, options) for reads in formats]
+    writing = split[0][1]
     names = None if fields is None else [name.strip() for name in fields.split(",")]
     choice = Selection(
         names,
         env,
-        read_slice("--episodes", episodes),
+        read_numbers("--episodes", episodes),
         read_slice("--rows", rows),
         None if select is None else read_ranges(select),
+        skip=read_numbers("--skip", skip),
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
     )
+    openers = [
+        (source, partial(transfer.open_source, source, reads, reading))
+        for source, reads, (reading, _) in zip(sources, formats, split, strict=True)
+    ]
+    shared = transfer.name_shared_options(options, split[0][0], writing)
+    naming: AbstractContextManager[None]
+    naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
     # Opening may take long, too: a table is read once to find what its columns are.
-    reporting = _report_interrupts(target, typed)
-    with reporting, name_source(source), transfer.name_shared_options(options, reading, writing):
-        opened = transfer.open_source(source, reads, reading, choice)
-    with _report_interrupts(target, typed), name_source(source), opened as reader:
+    with _report_interrupts(target, typed), naming, shared:
+        opened = (
+            openers[0][1](choice)
+            if len(openers) == 1
+            else join(openers, choice, cast("JoinEnvs", envs))
+        )
+    naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
+    with _report_interrupts(target, typed), naming, opened as reader:
         if dry_run:
             about = transfer.describe(reader)
             refuse_doubts(reader, strict)
             staging.refuse_open(target, overwrite)
             nbytes = registry.planned(writes, about, target=target, **writing)
-            facts = (source, reads), (target, writes), nbytes, overwrite
+            facts = (sources, formats), (target, writes), nbytes, overwrite
             _print_plan(reader, about, *facts, json)
             return
         about = reader.describe()
@@ -302,6 +380,39 @@ def read_slice(option: str, text: str | None) -> slice | None:
     return slice(first, first + 1 or None)
 
 
+def read_numbers(option: str, text: str | None) -> slice | list[int] | None:
+    """Read numbers of episodes: ``A:B`` as `read_slice`, ``3,7,20:40``, or ``@FILE``.
+
+    Raises:
+        UsageError: It is none of these.
+        FormatError: The file is missing, is too large, or holds something else.
+    """
+    if text is None or not ("," in text or text.startswith("@")):
+        return read_slice(option, text)
+    from mmreplay.convert.episode_facts import MAX_EPISODES
+    from mmreplay.disk import files
+
+    where = option
+    if text.startswith("@"):
+        path = files.absolute(text[1:])
+        if not path.exists():
+            raise FormatError(f"{path} does not exist. Check the path after @.")
+        where = str(path)
+        text = files.read_bytes(path, MAX_LIST_NBYTES).decode("utf-8-sig", "replace")
+    parts = re.split(r"[\s,]+", text.strip(" \t\r\n,"))
+    spans = [re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", part) for part in parts]
+    for part, span in zip(parts, spans, strict=True):
+        if span is None:
+            message = f"{where} must hold numbers and ranges, such as 3,7,20:40, got {part[:60]!r}"
+            if where == option:
+                raise usage_error(message)
+            raise FormatError(f"{message}. Write one number in a line.")
+    pairs = [(int(s[1]), int(s[2] or int(s[1]) + 1)) for s in spans if s is not None]
+    if sum(max(0, stop - first) for first, stop in pairs) > MAX_EPISODES:
+        raise usage_error(f"{option} must name at most {MAX_EPISODES:,} episodes")
+    return [number for first, stop in pairs for number in range(first, stop)]
+
+
 def read_options(texts: list[str]) -> dict[str, object]:
     """Options as a format takes them: JSON values where they are some, else text.
 
@@ -329,7 +440,7 @@ def read_options(texts: list[str]) -> dict[str, object]:
 def _print_plan(
     reader: Reader,
     description: Description,
-    source: tuple[Path, Format],
+    source: tuple[list[Path], list[Format]],
     target: tuple[Path, Format],
     nbytes: int | None,
     overwrite: bool,
@@ -347,7 +458,10 @@ def _print_plan(
         show.print_json(plan)
         return
     facts = [
-        ("from", f"{source[0]} ({source[1].name})"),
+        *(
+            ("from" if not n else "", f"{path} ({each.name})")
+            for n, (path, each) in enumerate(zip(*source, strict=True))
+        ),
         ("to", f"{target[0]} ({target[1].name})"),
         ("rows", show.count(description.rows)),
         ("environments", show.count(description.num_envs)),
@@ -371,12 +485,13 @@ def _print_plan(
 
 
 def _plan(
-    description: Description, source: tuple[Path, Format], target: tuple[Path, Format]
+    description: Description, source: tuple[list[Path], list[Format]], target: tuple[Path, Format]
 ) -> dict[str, Any]:
     values = 0 if description.values is None else description.values.nbytes
     return {
-        "source": str(source[0]),
-        "source_format": source[1].name,
+        "source": str(source[0][0]),
+        "source_format": source[1][0].name,
+        "sources": [str(path) for path in source[0]],
         "target": str(target[0]),
         "target_format": target[1].name,
         "rows": description.rows,

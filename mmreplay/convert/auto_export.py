@@ -20,7 +20,7 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Report, Threads, Writer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import SelectedReader
+from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.convert.transfer import transfer
 from mmreplay.errors import undone_by
 from mmreplay.ring import Span
@@ -206,7 +206,8 @@ class AutoExport:
         path = self._folder / name
         rows = BufferReader(self._buffer, fields=self._fields)
         rows.narrow(span)
-        report = transfer(SelectedReader(rows, span), self._open_writer(path))
+        chosen = RangesReader(rows, RowRanges.of_span(span), span.stop)
+        report = transfer(chosen, self._open_writer(path))
         self.reports.append((path, report))
 
     def flush(self) -> None:

@@ -75,6 +75,7 @@ class BufferReader(Reader):
         # The heap of a compressed buffer holds the values of a few rows, and its shards
         # those of all.
         bounds_rows = bool(schema.varying) and metadata.engine != "zarr"
+        self._paths = schema.paths
         self._description = Description(
             schema=schema,
             first=self._span.first,
@@ -95,8 +96,8 @@ class BufferReader(Reader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        return read_ahead(self._blocks(rows, self._description.schema.paths))
+        rows = rows_per_block or default_rows(self._description.select(self._paths))
+        return read_ahead(self._blocks(rows, self._paths))
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: only flags are read."""
@@ -113,6 +114,10 @@ class BufferReader(Reader):
         """See `Reader.narrow`."""
         self._span = span
 
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`."""
+        self._paths = paths
+
     def _row_ranges(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """All rows as (environment, first, stop), at most so many each."""
         firsts, stops = self._span.first.tolist(), self._span.stop.tolist()
@@ -121,9 +126,9 @@ class BufferReader(Reader):
                 yield env_id, first, min(first + rows, end)
 
     def _blocks(self, rows: int, paths: tuple[str, ...]) -> Iterator[Block]:
-        schema = self._description.schema
+        schema = select_fields(self._description.schema, paths) if paths else None
         for env_id, first, stop in self._row_ranges(rows):
-            if not paths or not schema.varying:
+            if schema is None or not schema.varying:
                 yield self._block(env_id, first, stop, paths)
                 continue
             lengths = self._block(env_id, first, stop, schema.varying, lengths=True)

@@ -2,21 +2,19 @@
 
 `Marks` makes flags for sources that only know ends. `NamedEnds` finds terminations that
 no role names, for targets that need them. `EpisodeStarts` says which rows begin an
-episode, `EpisodeSpans` turns numbers of episodes into ranges of rows, and
-`EpisodeNumbers` numbers episodes and their steps.
+episode, and `EpisodeNumbers` numbers episodes and their steps.
 
 No object here stores anything for an episode: memory does not grow with their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Notes, Reader
+from mmreplay.convert.base import Block, Notes
 from mmreplay.convert.description import Description
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SourceError
@@ -177,68 +175,6 @@ class EpisodeStarts:
         self.orphans[ids[fresh & final]] = True
         self._seen[ids] = True
         return begins
-
-
-class EpisodeSpans:
-    """The episodes of a range of each environment's rows.
-
-    Attributes:
-        total: Number of episodes, including unfinished ones and those whose beginning
-            was overwritten.
-    """
-
-    def __init__(self, reader: Reader, span: Span) -> None:
-        """Count them."""
-        self._reader, self._within = reader, span
-        self._counts = np.zeros(len(span.stop), np.int64)
-        for block, begins in self._look():
-            self._counts += np.bincount(block.env_ids[begins], minlength=len(self._counts))
-        self.total = int(self._counts.sum())
-
-    def _look(self) -> Iterator[tuple[Block, NDArray[np.bool_]]]:
-        """Blocks of the ranges, and which of their rows begin an episode."""
-        beginnings, span = EpisodeStarts(len(self._counts)), self._within
-        for block in self._reader.marks():
-            rows = block.select(inside(block, span))
-            if len(rows):
-                yield rows, beginnings.look(rows)
-        self._orphans = beginnings.orphans
-
-    def span(self, first: int, stop: int) -> Span:
-        """The ranges of the episodes from first up to stop."""
-        within, counts = self._within, self._counts
-        before = np.cumsum(counts) - counts
-        low = np.clip(first - before, 0, counts)
-        high = np.clip(stop - before, 0, counts)
-        some = low < high
-        firsts = within.first + self._orphans
-        stops = within.stop.copy()
-        for env_id, number, position in self._positions(low, high, some):
-            side = firsts if number == low[env_id] else stops
-            side[env_id] = position
-        return Span(np.where(some, firsts, within.stop), np.where(some, stops, within.stop))
-
-    def _positions(
-        self, low: Ids, high: Ids, some: NDArray[np.bool_]
-    ) -> Iterator[tuple[int, int, int]]:
-        """Environment, number and position of the episodes that begin a range's end."""
-        wanted = {
-            (env_id, int(number))
-            for env_id in np.flatnonzero(some).tolist()
-            for number in (low[env_id], high[env_id])
-            if 0 < number < self._counts[env_id]
-        }
-        if not wanted:
-            return
-        done = np.zeros(len(self._counts), np.int64)
-        for block, begins in self._look():
-            for env_id in {env for env, _ in wanted}:
-                found = block.positions[begins & (block.env_ids == env_id)]
-                for number in (low[env_id], high[env_id]):
-                    index = int(number - done[env_id])
-                    if (env_id, int(number)) in wanted and 0 <= index < len(found):
-                        yield env_id, int(number), int(found[index])
-                done[env_id] += len(found)
 
 
 class EpisodeNumbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -13,7 +14,7 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.buffer_reader import BufferReader, open_reader
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import Selection, select
+from mmreplay.convert.select import EpisodeNumbers, Selection, select
 from mmreplay.convert.transfer import local, refuse_inside, transfer
 from mmreplay.zarr_groups.source import ZarrSource
 
@@ -25,8 +26,13 @@ def export(
     format: str | None = None,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
-    episodes: slice | None = None,
+    episodes: EpisodeNumbers | None = None,
     rows: slice | None = None,
+    skip: EpisodeNumbers | None = None,
+    where: str | None = None,
+    fraction: float | None = None,
+    top: float | None = None,
+    seed: int = 0,
     priorities: str | None = None,
     overwrite: bool = False,
     strict: bool = False,
@@ -46,11 +52,17 @@ def export(
         fields: Paths, or subtrees, to write; all by default.
         env_ids: int ``[N]``, environments to write; all by default. They keep their
             numbers.
-        episodes: Complete episodes to write, such as ``slice(0, 100)``: counted
-            environment by environment, oldest first, including unfinished episodes
-            and those whose beginning was overwritten.
+        episodes: Complete episodes to write, such as ``slice(0, 100)``, ``[3, 7]`` or
+            an `EpisodeTable`: counted environment by environment, oldest first,
+            including unfinished episodes and those whose beginning was overwritten.
         rows: Rows to write, counted likewise, final rows included, within the other
-            selections.
+            selections. Not with `where`.
+        skip: Episodes to leave out, in place of `episodes`.
+        where: A condition that episodes meet, such as ``"return > 20"``, in the
+            language of docs/convert.md.
+        fraction: A share of these episodes, chosen at random.
+        top: The whole episodes with the highest returns: a share below 1, or a number.
+        seed: Of `fraction`: equal seeds choose the same episodes of the same number.
         priorities: Name of a sampler's stored column to write as well; see `load`.
         overwrite: Replace the target if it exists.
         strict: Refuse any loss, such as the payload of a NaN in csv.
@@ -76,10 +88,23 @@ def export(
     refuse_inside(path, _folder(buffer))
     target_format = registry.target_format(path, format)
     registry.refuse_unknown(target_format, "open_writer", options)
-    reader: Reader = _open_reader(buffer, fields, env_ids, priorities)
-    if episodes is not None or rows is not None:
-        reader = select(reader, Selection(episodes=episodes, rows=rows))
-    with reader:
+    selection = Selection(
+        fields,
+        episodes=episodes,
+        rows=rows,
+        skip=skip,
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
+    )
+    reader: Reader
+    if selection.reads_fields:
+        reader = _open_reader(buffer, None, env_ids, priorities)
+    else:
+        reader = _open_reader(buffer, fields, env_ids, priorities)
+        selection = replace(selection, fields=None)
+    with select(reader, selection) as reader:
 
         def open_writer(description: Description) -> Writer:
             return registry.open_writer(

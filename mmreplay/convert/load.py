@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from numpy.typing import ArrayLike
@@ -13,9 +16,11 @@ from mmreplay.convert import buffer_writer, registry
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import Selection
+from mmreplay.convert.joined import Envs, Opener, join
+from mmreplay.convert.select import EpisodeNumbers, Selection
 from mmreplay.convert.transfer import local, name_source, open_source, refuse_inside, transfer
 from mmreplay.datasets import minari
+from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import Codec
 from mmreplay.zarr_groups.source import ZarrSource
@@ -30,7 +35,7 @@ class MinariDataset(Protocol):
 
 
 def load(
-    source: StrPath | MinariDataset,
+    source: StrPath | MinariDataset | Sequence[StrPath],
     target: StrPath,
     *,
     format: str | None = None,
@@ -39,8 +44,14 @@ def load(
     codec: Codec | None = None,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
-    episodes: slice | None = None,
+    episodes: EpisodeNumbers | None = None,
     rows: slice | None = None,
+    skip: EpisodeNumbers | None = None,
+    where: str | None = None,
+    fraction: float | None = None,
+    top: float | None = None,
+    seed: int = 0,
+    envs: Envs = "append",
     priorities: str | None = None,
     heap_bytes: int | str | None = None,
     overwrite: bool = False,
@@ -57,7 +68,9 @@ def load(
 
     Args:
         source: A file, or a folder of a known kind; or a Minari dataset, by its id
-            or as ``minari.load_dataset`` returns it, with its filter of episodes.
+            or as ``minari.load_dataset`` returns it, with its filter of episodes. A
+            list of several is read as one, a source after the other; each of them is
+            closed, or read up to the rows that it has at the start.
         target: The buffer's folder to make.
         format: A format's name, where the source does not show it.
         capacity: Rows per environment; the source's by default. Of more rows the
@@ -65,10 +78,17 @@ def load(
         engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
         codec: How those are packed; see `ReplayBuffer.create`.
         fields: The part of the source to load, as in `export`, also by the names that
-            columns have in the source; the next three are as in `export`.
+            columns have in the source; the next eight are as in `export`.
         env_ids: int ``[N]``.
         episodes: Such as ``slice(0, 100)``.
         rows: Such as ``slice(0, 1000)``.
+        skip: Such as ``[3, 7]``.
+        where: Such as ``"return > 20"``.
+        fraction: Such as 0.1.
+        top: Such as 0.1, or 30.
+        seed: Of `fraction`.
+        envs: Of several sources: ``"append"`` continues each environment by that of
+            the next source, ``"stack"`` sets their environments side by side.
         priorities: Name of the column to store the source's priorities in, for a
             sampler of that name; their old name by default.
         heap_bytes: Bytes for the values that vary, of each environment, such as
@@ -91,20 +111,27 @@ def load(
         >>> report.rows > 0
         True
     """
-    named = format in (None, "minari") and not isinstance(source, os.PathLike)
-    if named and (dataset := minari.located(source)) is not None:
-        source, minari_options = dataset
-        format, options = "minari", {**minari_options, **options}
-    path = local(cast("StrPath", source), "source", remote=True)
+    several = list(source) if isinstance(source, list | tuple) else [cast("StrPath", source)]
+    if not several:
+        raise SchemaError("source must name at least one file or folder, got an empty list.")
+    openers = [_opener(each, target, format, options) for each in several]
     target_path = local(target, "target")
-    if isinstance(source, ZarrSource):
-        options = {**source.options, **options}
-    source_format = registry.source_format(path, format)
-    is_buffer = source_format.name == registry.BUFFER
-    refuse_inside(target_path, path if is_buffer else None)
-    parts = (fields, env_ids, episodes, rows)
-    selection = None if all(part is None for part in parts) else Selection(*parts)
-    with name_source(path), open_source(path, source_format, options, selection) as reader:
+    selection = Selection(
+        fields,
+        env_ids,
+        episodes,
+        rows,
+        skip=skip,
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
+    )
+    name, opener = openers[0]
+    with (
+        name_source(name) if len(openers) == 1 else nullcontext(),
+        opener(selection) if len(openers) == 1 else join(openers, selection, envs) as reader,
+    ):
 
         def open_writer(description: Description) -> BufferWriter:
             return buffer_writer.open_writer(
@@ -119,3 +146,20 @@ def load(
             )
 
         return transfer(reader, open_writer, strict=strict, progress=progress)
+
+
+def _opener(
+    source: StrPath | MinariDataset, target: StrPath, format: str | None, options: dict[str, object]
+) -> tuple[Path, Opener]:
+    """The path of a source, and what opens the selected part of it."""
+    named = format in (None, "minari") and not isinstance(source, os.PathLike)
+    if named and (dataset := minari.located(source)) is not None:
+        source, minari_options = dataset
+        format, options = "minari", {**minari_options, **options}
+    path = local(cast("StrPath", source), "source", remote=True)
+    if isinstance(source, ZarrSource):
+        options = {**source.options, **options}
+    source_format = registry.source_format(path, format)
+    is_buffer = source_format.name == registry.BUFFER
+    refuse_inside(local(target, "target"), path if is_buffer else None)
+    return path, partial(open_source, path, source_format, options)

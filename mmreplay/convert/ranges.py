@@ -65,6 +65,12 @@ class RowRanges:
         columns = np.array(joined, np.int64).reshape(-1, 3)
         return cls(columns[:, 0], columns[:, 1], columns[:, 2], uuid)
 
+    @classmethod
+    def of_span(cls, span: Span) -> RowRanges:
+        """One range for each environment that has rows."""
+        (env_ids,) = np.nonzero(span.lengths > 0)
+        return cls(env_ids, span.first[env_ids], span.stop[env_ids])
+
     @property
     def rows(self) -> int:
         """Rows of all ranges."""
@@ -78,6 +84,23 @@ class RowRanges:
         stop = np.minimum(self.stop[known], span.stop[env_ids])
         some = first < stop
         return RowRanges(env_ids[some], first[some], stop[some], self.uuid)
+
+    def sliced(self, first: int, stop: int) -> RowRanges:
+        """Return some of their rows, counted from the first one."""
+        lengths = self.stop - self.first
+        before = np.cumsum(lengths) - lengths
+        low = self.first + np.clip(first - before, 0, lengths)
+        high = self.first + np.clip(stop - before, 0, lengths)
+        some = low < high
+        return RowRanges(self.env_ids[some], low[some], high[some], self.uuid)
+
+    def span(self, heads: Ids) -> Span:
+        """From the first to the last row of each environment; empty at its head."""
+        first, stop = heads.copy(), heads.copy()
+        # Ranges are sorted: of several the last one to be written counts.
+        first[self.env_ids[::-1]] = self.first[::-1]
+        stop[self.env_ids] = self.stop
+        return Span(first, stop)
 
     def to_json(self) -> dict[str, Any]:
         """Return them as the JSON object of a selection file."""
@@ -160,11 +183,7 @@ def select_ranges(reader: Reader, ranges: RowRanges) -> RangesReader:
             f"{lost:,} of {ranges.rows:,} selected rows are not in the source any "
             "more, or not yet, and were left out"
         )
-    first, stop = description.first.copy(), description.first.copy()
-    for env_id in np.unique(here.env_ids).tolist():
-        mine = here.env_ids == env_id
-        first[env_id], stop[env_id] = here.first[mine][0], here.stop[mine][-1]
-    reader.narrow(Span(first, stop))
+    reader.narrow(here.span(description.stop))
     orphans = np.zeros(len(here.env_ids), bool)
     for block in reader.marks():
         which = _range_of(here, block.env_ids, block.positions)
@@ -180,28 +199,44 @@ class RangesReader(Reader):
     """Reads ranges of another reader's rows, one after the other without gaps.
 
     Environments keep their numbers, and the oldest row of each its position; the rows
-    after a gap follow at the next positions. Where the row before a gap ended no
+    after a gap continue_from at the next positions. Where the row before a gap ended no
     episode, the row after it begins another one by an interruption (BREAK).
+
+    Attributes:
+        paths: The columns of its blocks.
     """
 
-    def __init__(self, reader: Reader, ranges: RowRanges) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        ranges: RowRanges,
+        heads: Ids | None = None,
+        continue_from: Ids | None = None,
+    ) -> None:
         """Wrap a reader, which is closed with this one.
 
         Args:
             reader: The source. It may lack rows between the ranges.
             ranges: Rows that it has. After a gap none begins with a final row.
+            heads: int64 ``[E]``, where an environment without rows begins; where the
+                source's ends by default.
+            continue_from: int64 ``[E]``, the position of the oldest row where rows of another
+                source stand before it, as behind a gap; -1 where none do.
         """
         self.report = reader.report
         self._reader, self._ranges = reader, ranges
         description = reader.describe()
         self._truncated = description.schema.role("truncated") or ""
         self._final_follows = description.autoreset == "next_step"
-        self._paths = description.schema.paths
+        self.paths = description.schema.paths
         if description.priorities:
-            self._paths = (*self._paths, PRIORITY)
-        self._lay_out(description)
+            self.paths = (*self.paths, PRIORITY)
+        heads = description.stop if heads is None else heads
+        self._lay_out(
+            description, heads, np.full(len(heads), -1) if continue_from is None else continue_from
+        )
 
-    def _lay_out(self, description: Description) -> None:
+    def _lay_out(self, description: Description, heads: Ids, continue_from: Ids) -> None:
         """Choose the position of each range: one after the other."""
         ranges = self._ranges
         lengths = ranges.stop - ranges.first
@@ -209,12 +244,25 @@ class RangesReader(Reader):
         oldest = np.flatnonzero(~self._gap)
         before = np.cumsum(lengths) - lengths
         counts = np.diff(oldest, append=len(lengths))
-        self._base = before + np.repeat(ranges.first[oldest] - before[oldest], counts)
-        new_first, new_stop = description.first.copy(), description.first.copy()
+        new_first, new_stop = heads.copy(), heads.copy()
         env_ids, newest = ranges.env_ids[oldest], oldest + counts - 1
-        new_first[env_ids] = ranges.first[oldest]
+        begins = np.where(continue_from[env_ids] < 0, ranges.first[oldest], continue_from[env_ids])
+        self._gap[oldest] = continue_from[env_ids] >= 0
+        self._base = before + np.repeat(begins - before[oldest], counts)
+        new_first[env_ids] = begins
         new_stop[env_ids] = self._base[newest] + lengths[newest]
-        self._description = replace(description, first=new_first, stop=new_stop)
+        # Rows behind a gap have other positions than the buffer's of that name.
+        uuid = "" if self._gap.any() else description.uuid
+        self._description = replace(description, first=new_first, stop=new_stop, uuid=uuid)
+
+    def keep(self, paths: tuple[str, ...], *, priorities: bool = True) -> None:
+        """Read some fields only, in the schema's order, and priorities or none."""
+        self._reader.only(paths)
+        self._description = self._description.select(paths)
+        self._truncated = self._description.schema.role("truncated") or ""
+        self.paths = paths
+        if self._description.priorities and priorities:
+            self.paths = (*paths, PRIORITY)
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -222,19 +270,28 @@ class RangesReader(Reader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        return self._select(self._reader.blocks(rows_per_block), self._paths)
+        return self.select(self._reader.blocks(rows_per_block), self.paths)
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`."""
-        return self._select(self._reader.marks(), ())
+        return self.select(self._reader.marks(), ())
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
         paths = self._description.schema.varying
-        return self._select(self._reader.measures(), paths)
+        return self.select(self._reader.measures(), paths)
 
-    def _select(self, blocks: Iterator[Block], paths: tuple[str, ...]) -> Iterator[Block]:
-        last = np.zeros(self._description.num_envs, np.uint8)
+    def select(
+        self, blocks: Iterator[Block], paths: tuple[str, ...], last: NDArray[np.uint8] | None = None
+    ) -> Iterator[Block]:
+        """Rows of the ranges out of the source's.
+
+        Args:
+            blocks: What a pass over the source gives.
+            paths: The columns of the result.
+            last: uint8 ``[E]``, flags of the rows before, and then of the last ones.
+        """
+        last = np.zeros(self._description.num_envs, np.uint8) if last is None else last
         ranges = self._ranges
         for block in blocks:
             which = _range_of(ranges, block.env_ids, block.positions)

@@ -1,41 +1,73 @@
-"""Selects fields, environments, episodes or rows of a reader."""
+"""Selects fields, environments, episodes or rows of a reader.
+
+Whatever chooses episodes makes ranges of rows, and `RangesReader` reads those. Episodes
+are counted environment by environment, oldest first, unfinished ones and those whose
+beginning was overwritten included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.convert.base import Block, Reader
-from mmreplay.convert.description import PRIORITY, Description
-from mmreplay.convert.episode_ends import EpisodeSpans, inside
-from mmreplay.convert.ranges import RowRanges, select_ranges
-from mmreplay.episodes import FINAL, TRUNCATED
+from mmreplay.arguments import integer, is_number
+from mmreplay.convert.base import Notes, Reader
+from mmreplay.convert.condition import parse
+from mmreplay.convert.episode_facts import EpisodeFacts
+from mmreplay.convert.ranges import RangesReader, RowRanges, select_ranges
 from mmreplay.errors import SchemaError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, meant, under
 from mmreplay.ring import Span
+from mmreplay.samplers.random import StepGenerator
 from mmreplay.schema.source_names import OwnNames
+
+Bools = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+EpisodeNumbers = Any
+"""A slice, rising integers, or a table of episodes with a column ``number``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The part of a source that a user selects; all of it by default.
 
+    In this order: environments, episodes by their numbers, those that `where` holds of,
+    a random share or the best of these, rows of what is left, and fields.
+
     Attributes:
         fields: Paths, or subtrees.
         env_ids: int ``[N]``.
-        episodes: Complete episodes, counted environment by environment, oldest first.
+        episodes: Numbers of episodes: a slice, a list, or a table with a column
+            ``number``.
         rows: Rows, counted likewise, within the other selections.
         ranges: Rows by position, in place of the other selections but fields.
+        skip: Numbers of episodes to leave out, in place of `episodes`.
+        where: A condition; see `mmreplay.convert.condition`.
+        fraction: A share of the episodes, chosen at random.
+        top: The episodes with the highest returns: a share below 1, or a number.
+        seed: Of the random choice.
     """
 
     fields: Sequence[str] | None = None
     env_ids: ArrayLike | None = None
-    episodes: slice | None = None
+    episodes: EpisodeNumbers | None = None
     rows: slice | None = None
     ranges: RowRanges | None = None
+    skip: EpisodeNumbers | None = None
+    where: str | None = None
+    fraction: float | None = None
+    top: float | None = None
+    seed: int = 0
+
+    @property
+    def reads_fields(self) -> bool:
+        """Whether episodes are chosen by fields, be these selected or not."""
+        return self.where is not None or self.top is not None
 
 
 def select(reader: Reader, selection: Selection) -> Reader:
@@ -44,45 +76,35 @@ def select(reader: Reader, selection: Selection) -> Reader:
     Raises:
         SchemaError: Something selected does not exist; the reader is closed.
     """
-    counted = (selection.env_ids, selection.episodes, selection.rows)
-    parts = (selection.fields, *counted, selection.ranges)
-    if all(part is None for part in parts):
+    by_number = (selection.episodes, selection.skip, selection.fraction, selection.top)
+    counted = (selection.env_ids, *by_number, selection.where, selection.rows)
+    if all(part is None for part in (selection.fields, *counted, selection.ranges)):
         return reader
     with undone_by(reader.close):
+        refuse_pairs(selection)
+        description = reader.describe()
+        paths = None
+        if selection.fields is not None:
+            paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
         if selection.ranges is not None:
             if any(part is not None for part in counted):
                 raise SchemaError(
                     "select: rows must be selected by position or by number, got both. "
                     "Leave out env_ids, episodes and rows."
                 )
-            fields = replace(selection, ranges=None)
-            return select_ranges(select(reader, fields), selection.ranges)
-        description = reader.describe()
-        paths = None
-        if selection.fields is not None:
-            names = reader.own_names()
-            paths = paths_of(description.schema.paths, selection.fields, names)
-            reader.only(paths)
+            return _read(select_ranges(reader, selection.ranges), paths)
         span = Span(description.first, description.stop)
         if selection.env_ids is not None:
             mask = env_mask(description.num_envs, selection.env_ids)
             span = Span(np.where(mask, span.first, span.stop), span.stop)
-        if selection.episodes is not None:
-            episodes = EpisodeSpans(reader, span)
-            first, stop = bounds_of("episodes", selection.episodes, episodes.total)
-            span = episodes.span(first, stop)
+        ranges = RowRanges.of_span(span)
+        if any(part is not None for part in (*by_number, selection.where)):
+            reader.narrow(span)
+            ranges = _episodes(reader, span, selection)
         if selection.rows is not None:
-            lengths = span.lengths
-            before = np.cumsum(lengths) - lengths
-            first, stop = bounds_of("rows", selection.rows, int(lengths.sum()))
-            low = span.first + np.clip(first - before, 0, lengths)
-            high = span.first + np.clip(stop - before, 0, lengths)
-            some = low < high
-            # Environments left out keep their position, and are empty.
-            low, high = np.where(some, low, span.stop), np.where(some, high, span.stop)
-            span = Span(low, high)
-        reader.narrow(span)
-        return SelectedReader(reader, span, paths)
+            ranges = ranges.sliced(*bounds_of("rows", selection.rows, ranges.rows))
+        reader.narrow(ranges.span(description.stop))
+        return _read(RangesReader(reader, ranges), paths)
 
 
 def paths_of(
@@ -172,7 +194,7 @@ def bounds_of(name: str, selected: slice, total: int) -> tuple[int, int]:
     ):
         raise SchemaError(
             f"{name} must be a slice of step 1, such as slice(0, 100) (0:100), got "
-            f"{shown(selected)}. Rows of a buffer have no gaps."
+            f"{shown(selected)}. Pass one."
         )
     first, stop, _ = selected.indices(total)
     if first >= stop and total:
@@ -183,70 +205,177 @@ def bounds_of(name: str, selected: slice, total: int) -> tuple[int, int]:
     return first, max(first, stop)
 
 
-class SelectedReader(Reader):
-    """Reads a range of each environment of another reader, with some of its fields.
+def _read(reader: RangesReader, paths: tuple[str, ...] | None) -> Reader:
+    """The same reader, of some fields only."""
+    if paths is not None:
+        reader.keep(paths)
+    return reader
 
-    Environments keep their numbers, rows their positions.
+
+def refuse_pairs(selection: Selection) -> None:
+    """Refuse selections that exclude each other."""
+    given = {name: getattr(selection, name) is not None for name in ("episodes", "skip", "where")}
+    given |= {name: getattr(selection, name) is not None for name in ("rows", "fraction", "top")}
+    for one, other in (("episodes", "skip"), ("where", "rows"), ("fraction", "top")):
+        if given[one] and given[other]:
+            raise SchemaError(f"{one} and {other} exclude each other. Pass one of them.")
+
+
+def _episodes(reader: Reader, span: Span, selection: Selection) -> RowRanges:
+    """The rows of the episodes that are selected, of what is left of a source."""
+    facts = facts_of(reader, selection, span)
+    return facts.ranges(choose([facts], selection, reader.report))
+
+
+def facts_of(
+    reader: Reader, selection: Selection, span: Span, *, source: int = 0, before: int = 0
+) -> EpisodeFacts:
+    """What a selection asks of a source's episodes.
+
+    Args:
+        reader: Of the source.
+        selection: With the condition.
+        span: The rows to look at.
+        source: See `EpisodeFacts`, as the next one.
+        before: See there.
     """
+    schema = reader.describe().schema
+    reward = schema.role("reward") or ""
+    condition = None
+    if selection.where is not None:
+        condition = parse(selection.where, schema.fields, reward)
+        for note in condition.notes:
+            reader.report.note(f"where: {note}")
+    if selection.top is not None and not reward:
+        raise SchemaError(
+            "top needs returns, and no field has the role of the reward. Use where with sum(FIELD)."
+        )
+    returns = selection.top is not None
+    return EpisodeFacts(reader, condition, span=span, returns=returns, source=source, before=before)
 
-    def __init__(self, reader: Reader, span: Span, fields: Sequence[str] | None = None) -> None:
-        """Wrap a reader, which is closed with this one."""
-        self.report = reader.report
-        self._reader = reader
-        description = reader.describe()
-        self._paths = description.schema.paths
-        self._truncated = description.schema.role("truncated") or ""
-        if fields is not None:
-            self._paths = paths_of(self._paths, fields)
-            description = description.select(self._paths)
-        if description.priorities:
-            self._paths = (*self._paths, PRIORITY)
-        self._span = span
-        self._shortened = span.stop < description.stop
-        self._description = replace(description, first=span.first, stop=span.stop)
 
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
+def choose(sources: Sequence[EpisodeFacts], selection: Selection, notes: Notes) -> Bools:
+    """Which episodes are selected, bool ``[N]``, of all sources one after another.
 
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        for block in self._reader.blocks(rows_per_block):
-            mask = inside(block, self._span)
-            if mask.any():
-                rows = block.select(mask)
-                columns = {path: rows.columns[path] for path in self._paths}
-                yield Block(columns, rows.env_ids, rows.positions, self._flags(rows))
+    Raises:
+        SchemaError: None is, of some.
+    """
+    total = sum(map(len, sources))
+    steps = [f"the source has {total:,} episodes"]
+    if len(sources) > 1:
+        steps = [f"the {len(sources):,} sources have {total:,} episodes"]
+    chosen = np.ones(total, bool)
+    for name in ("episodes", "skip"):
+        given = getattr(selection, name)
+        if given is not None:
+            listed = numbered(name, given, total)
+            chosen &= listed if name == "episodes" else ~listed
+            steps.append(f"{name} leaves {chosen.sum():,}")
+    if selection.where is not None:
+        truths = [facts.selected() for facts in sources]
+        none = [np.zeros(len(facts), bool) for facts in sources]
+        unknown = np.concatenate(
+            [n if t.unknown is None else t.unknown for t, n in zip(truths, none, strict=True)]
+        )
+        left_out = int((chosen & unknown).sum())
+        if left_out:
+            notes.note(
+                f"{left_out:,} episodes were left out, as NaN does not say whether where holds of "
+                "them"
+            )
+        chosen &= np.concatenate([truth.true for truth in truths])
+        steps.append(f"where leaves {chosen.sum():,}")
+    if selection.fraction is not None:
+        chosen = _some(chosen, selection.fraction, selection.seed)
+        steps.append(f"fraction leaves {chosen.sum():,}")
+    if selection.top is not None:
+        chosen = _best(chosen, sources, selection.top, notes)
+        steps.append(f"top leaves {chosen.sum():,}")
+    if total and not chosen.any():
+        raise SchemaError(f"no episode is selected: {', '.join(steps)}. Select at least one.")
+    return chosen
 
-    def marks(self) -> Iterator[Block]:
-        """See `Reader.marks`."""
-        for block in self._reader.marks():
-            yield block.select(inside(block, self._span))
 
-    def measures(self) -> Iterator[Block]:
-        """See `Reader.measures`."""
-        varying = self._description.schema.varying
-        for block in self._reader.measures():
-            rows = block.select(inside(block, self._span))
-            lengths = {path: rows.columns[path] for path in varying}
-            yield Block(lengths, rows.env_ids, rows.positions, rows.flags)
+def numbered(name: str, selected: Any, total: int) -> Bools:
+    """The episodes that a user numbers, bool ``[N]``.
 
-    def _flags(self, block: Block) -> NDArray[np.uint8]:
-        """Flags, truncated where the first row left out has CUT.
+    Args:
+        name: Of the argument, for errors.
+        selected: A slice, rising integers, or a table with a column ``number``.
+        total: Number of episodes.
 
-        Only the CUT of the next row may say that a step is truncated.
-        """
-        served = block.columns.get(self._truncated)
-        if served is None or not self._shortened.any():
-            return block.flags
-        truncated = served.astype(bool).reshape(len(block), -1).any(axis=1)
-        last = self._shortened[block.env_ids] & truncated
-        last &= block.positions == self._span.stop[block.env_ids] - 1
-        last &= (block.flags & FINAL) == 0
-        flags = block.flags.copy()
-        flags[last] |= TRUNCATED
-        return flags
+    Raises:
+        SchemaError: It is none of these, or there is no such episode.
+    """
+    mask = np.zeros(total, bool)
+    if isinstance(selected, slice):
+        mask[slice(*bounds_of(name, selected, total))] = True
+        return mask
+    table = _column_of(selected)
+    try:
+        numbers = np.asarray(selected if table is None else table)
+    except ValueError:
+        numbers = np.zeros((), object)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise SchemaError(
+            f"{name} must be a slice, a list of integers or a table with a column 'number', got "
+            f"{shown(selected)}. Pass such as slice(0, 100)."
+        )
+    beyond = numbers[(numbers < 0) | (numbers >= total)]
+    if len(beyond):
+        raise SchemaError(
+            f"{name} names episode {beyond[0]}, and the source has {total:,}. Episodes are "
+            "counted from 0."
+        )
+    if table is None and (np.diff(numbers) <= 0).any():
+        raise SchemaError(
+            f"{name} must rise, as rows stay in the order in which they were written, got "
+            f"{numbers[1:][np.diff(numbers) <= 0][0]} after "
+            f"{numbers[:-1][np.diff(numbers) <= 0][0]}. Sort the list, each number once."
+        )
+    mask[numbers] = True
+    return mask
 
-    def close(self) -> None:
-        """See `Reader.close`."""
-        self._reader.close()
+
+def _column_of(selected: Any) -> Any:
+    """The numbers of a table of episodes; None of anything else."""
+    if hasattr(selected, "number"):
+        return selected.number
+    named = isinstance(selected, dict) or hasattr(selected, "columns")
+    return selected["number"] if named and "number" in selected else None
+
+
+def _some(chosen: Bools, fraction: float, seed: int) -> Bools:
+    """A random share of the episodes that are chosen, at least one."""
+    if not is_number(fraction) or not 0 < fraction <= 1:
+        raise SchemaError(
+            f"fraction must be above 0 and at most 1, got {shown(fraction)}. Pass such as 0.1."
+        )
+    which = np.flatnonzero(chosen)
+    order = StepGenerator(integer("seed", seed, 0)).at(0).permutation(len(which))
+    mask = np.zeros(len(chosen), bool)
+    mask[which[order[: max(1, math.floor(len(which) * fraction + 0.5))]]] = True
+    return mask
+
+
+def _best(chosen: Bools, sources: Sequence[EpisodeFacts], top: float, notes: Notes) -> Bools:
+    """The whole episodes with the highest returns; of equal ones the earlier."""
+    if not is_number(top) or not top > 0 or (top >= 1 and top != int(top)):
+        raise SchemaError(
+            f"top must be a share below 1 or a number of episodes, got {shown(top)}. Pass such as "
+            "0.1 or 30."
+        )
+    returns = np.concatenate([facts.returns for facts in sources])
+    known = chosen & ~np.isnan(returns) & np.concatenate([facts.complete for facts in sources])
+    left_out = int((chosen & ~known).sum())
+    if left_out:
+        notes.note(
+            f"{left_out:,} episodes were left out of top: they lack their beginning, their end "
+            "or a return that is a number"
+        )
+    which = np.flatnonzero(known)
+    count = max(1, math.floor(len(which) * top + 0.5)) if top < 1 else int(top)
+    order = np.argsort(-returns[which], kind="stable")
+    mask = np.zeros(len(chosen), bool)
+    mask[which[order[:count]]] = True
+    return mask

@@ -174,8 +174,11 @@ def open_source(
         return registry.open_reader(file_format, path, **options)
     if file_format.name == BUFFER:
         # A buffer's reader skips other fields and environments itself.
-        options = {**options, "fields": selection.fields, "env_ids": selection.env_ids}
-        selection = replace(selection, fields=None, env_ids=None)
+        options = {**options, "env_ids": selection.env_ids}
+        selection = replace(selection, env_ids=None)
+        if not selection.reads_fields:
+            options = {**options, "fields": selection.fields}
+            selection = replace(selection, fields=None)
     elif "fields" in registry.options_of(file_format, "open_reader"):
         # It decides between columns that become one field.
         options = {**options, "fields": selection.fields}

@@ -31,7 +31,7 @@ from mmreplay.arguments import flag
 from mmreplay.buffer.opening import StrPath, check_options, holds_buffer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.convert.episode_ends import EpisodeSpans
+from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.parquet import encode_field
 from mmreplay.convert.select import bounds_of, paths_of
 from mmreplay.disk import files
@@ -387,9 +387,11 @@ def look_at(
         if episodes is not None:
             reader = BufferReader(buffer)
             description = reader.describe()
-            spans = EpisodeSpans(reader, Span(description.first, description.stop))
-            chosen = spans.span(*bounds_of("episodes", episodes, spans.total))
-            first, stop = _ranks_within(buffer, chosen, snapshot)
+            facts = EpisodeFacts(reader)
+            numbers = np.arange(len(facts))
+            begin, end = bounds_of("episodes", episodes, len(facts))
+            chosen = facts.ranges((begin <= numbers) & (numbers < end))
+            first, stop = _ranks_within(buffer, chosen.span(description.stop), snapshot)
         nbytes: dict[str, int] = {}
         varying: frozenset[str] = frozenset()
         if snapshot.total:

@@ -1,0 +1,324 @@
+"""Reads several sources as one: their rows, one source after the other.
+
+Sources are looked at one by one, and opened again when their rows are read, so that
+any number of them needs one open file at a time. A live ring is read up to the heads
+that it had at the first look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.arguments import one_of
+from mmreplay.convert.base import Block, Notes, Reader
+from mmreplay.convert.description import Description
+from mmreplay.convert.episode_facts import EpisodeFacts
+from mmreplay.convert.ranges import RangesReader, RowRanges
+from mmreplay.convert.select import (
+    Selection,
+    bounds_of,
+    choose,
+    env_mask,
+    facts_of,
+    paths_of,
+    refuse_pairs,
+)
+from mmreplay.convert.transfer import name_source
+from mmreplay.errors import SchemaError
+from mmreplay.ring import Span
+from mmreplay.schema import Field, Schema
+
+Ids = NDArray[np.int64]
+Envs = Literal["append", "stack"]
+JOINS: tuple[Envs, ...] = ("append", "stack")
+Opener = Callable[[Selection | None], Reader]
+"""Opens the selected part of a source; of None all of it."""
+
+
+@dataclass(slots=True)
+class Source:
+    """One of several sources.
+
+    Attributes:
+        path: Of it.
+        open: Opens a reader of it.
+        description: As it was at the first look.
+        ranges: The rows of it that are read.
+        continue_from: int64 ``[E]``, where its rows begin behind those of other sources; -1
+            where none stand before them. See `RangesReader`.
+        envs: The first of its environments among those of all.
+    """
+
+    path: Path
+    open: Opener
+    description: Description
+    ranges: RowRanges
+    continue_from: Ids
+    envs: int = 0
+
+
+def join(
+    openers: Sequence[tuple[Path, Opener]], selection: Selection, envs: Envs = "append"
+) -> JoinedReader:
+    """Read what is selected of several sources, in their order.
+
+    Episodes are numbered over all of them. Final rows whose step is not in the source
+    are left out.
+
+    Args:
+        openers: Path of each, and what opens it.
+        selection: What to read; not `Selection.ranges`, which are of one source.
+        envs: ``"append"``: environment e of all sources is one, with their rows one
+            after another. ``"stack"``: each source brings its own environments.
+
+    Raises:
+        SchemaError: The sources do not fit together: which one, and what to do.
+    """
+    one_of("envs", envs, JOINS)
+    refuse_pairs(selection)
+    if selection.ranges is not None:
+        raise SchemaError(
+            "select names rows of one source, and there are several. Convert that source by itself."
+        )
+    notes = Notes()
+    paths: tuple[str, ...] | None = None
+    sources: list[Source] = []
+    facts: list[EpisodeFacts] = []
+    for path, opener in openers:
+        with name_source(path), opener(None) as reader:
+            description = reader.describe()
+            if not sources and selection.fields is not None:
+                paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
+            if sources:
+                _refuse_unequal(sources[0], path, description, envs, paths)
+            span = Span(description.first, description.stop)
+            if selection.env_ids is not None:
+                mask = env_mask(description.num_envs, selection.env_ids)
+                span = Span(np.where(mask, span.first, span.stop), span.stop)
+            before = sum(map(len, facts))
+            facts.append(facts_of(reader, selection, span, source=len(facts), before=before))
+            for note in reader.report.notes:
+                notes.note(f"{path.name}: {note}")
+            for doubt in reader.report.doubts:
+                notes.doubt(f"{path.name}: {doubt}")
+            none = np.full(description.num_envs, -1)
+            sources.append(Source(path, opener, description, RowRanges.of([]), none))
+    chosen = choose(facts, selection, notes)
+    stops = np.cumsum([len(each) for each in facts])
+    for source, each, stop in zip(sources, facts, stops, strict=True):
+        source.ranges = each.ranges(chosen[stop - len(each) : stop])
+    if selection.rows is not None:
+        _slice_rows(sources, selection.rows)
+    _refuse_twice(sources)
+    return JoinedReader(sources, envs, notes, paths)
+
+
+class JoinedReader(Reader):
+    """The rows of several sources, one source after the other.
+
+    Where the last row of a source ends no episode, the first one of the next source
+    begins another by an interruption (BREAK).
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        envs: Envs,
+        notes: Notes,
+        paths: tuple[str, ...] | None = None,
+    ) -> None:
+        """Lay the rows of sources out one after another.
+
+        Args:
+            sources: At least one.
+            envs: See `join`.
+            notes: Of the result.
+            paths: The fields to read; all by default.
+        """
+        self.report, self._sources = notes, [source for source in sources if source.ranges.rows]
+        first = sources[0].description
+        counts = [source.description.num_envs for source in sources]
+        num_envs = sum(counts) if envs == "stack" else counts[0]
+        begins = np.full(num_envs, -1)
+        ends = np.full(num_envs, -1)
+        offset = 0
+        for source, count in zip(sources, counts, strict=True):
+            source.envs = offset if envs == "stack" else 0
+            offset += count
+            within = slice(source.envs, source.envs + count)
+            lengths = np.bincount(
+                source.ranges.env_ids, source.ranges.stop - source.ranges.first, count
+            ).astype(np.int64)
+            oldest = source.ranges.span(source.description.stop).first
+            source.continue_from = ends[within].copy()
+            fresh = (lengths > 0) & (begins[within] < 0)
+            begins[within] = np.where(fresh, oldest, begins[within])
+            ends[within] = np.where(fresh, oldest, ends[within]) + lengths
+        ends[begins < 0] = begins[begins < 0] = 0
+        self._paths = first.schema.paths if paths is None else paths
+        schema = _widest([source.description.schema for source in sources], self._paths)
+        priorities = {source.description.priorities for source in sources}
+        if priorities - {""} and len(priorities) > 1:
+            notes.doubt("priorities were left out, as not every source has those of one sampler")
+        for key in sorted({key for each in sources for key in each.description.user}):
+            if any(each.description.user.get(key) != first.user.get(key) for each in sources):
+                notes.doubt(
+                    f"user metadata {key!r} differs between sources: the first one's was taken"
+                )
+        description = replace(
+            first,
+            schema=schema,
+            first=begins,
+            stop=ends,
+            capacity=max(1, int((ends - begins).max())),
+            uuid="",
+            statistics={},
+            priorities=first.priorities if len(priorities) == 1 else "",
+            heap_nbytes=0,
+        )
+        self._description = description if paths is None else description.select(paths)
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        for reader, ranged, last, source in self._open_each():
+            blocks = ranged.select(reader.blocks(rows_per_block), ranged.paths, last)
+            yield from _moved(blocks, source)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`."""
+        for reader, ranged, last, source in self._open_each():
+            yield from _moved(ranged.select(reader.marks(), (), last), source)
+
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`."""
+        varying = self._description.schema.varying
+        for reader, ranged, last, source in self._open_each():
+            yield from _moved(ranged.select(reader.measures(), varying, last), source)
+
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`."""
+        self._paths = paths
+
+    def _open_each(self) -> Iterator[tuple[Reader, RangesReader, NDArray[np.uint8], Source]]:
+        """Each source, open, with the flags of the rows before its own."""
+        last = np.zeros(self._description.num_envs, np.uint8)
+        for source in self._sources:
+            count = source.description.num_envs
+            with source.open(None) as reader:
+                reader.narrow(source.ranges.span(source.description.stop))
+                ranged = RangesReader(reader, source.ranges, continue_from=source.continue_from)
+                ranged.keep(self._paths, priorities=bool(self._description.priorities))
+                yield reader, ranged, last[source.envs : source.envs + count], source
+
+    def close(self) -> None:
+        """See `Reader.close`: sources are open only while they are read."""
+
+
+def _moved(blocks: Iterator[Block], source: Source) -> Iterator[Block]:
+    """The same rows, with environments counted among those of all sources."""
+    with name_source(source.path):
+        for block in blocks:
+            yield replace(block, env_ids=block.env_ids + source.envs)
+
+
+def _slice_rows(sources: Sequence[Source], rows: slice) -> None:
+    """Leave some of the rows, counted over all sources."""
+    counts = [source.ranges.rows for source in sources]
+    first, stop = bounds_of("rows", rows, sum(counts))
+    before = 0
+    for source, count in zip(sources, counts, strict=True):
+        low, high = max(0, first - before), min(count, stop - before)
+        source.ranges = source.ranges.sliced(low, max(low, high))
+        before += count
+
+
+def _refuse_unequal(
+    one: Source, path: Path, other: Description, envs: Envs, paths: tuple[str, ...] | None
+) -> None:
+    """Refuse a source that does not fit the first one in the fields that are read."""
+    first, schema = one.description, other.schema
+    for field in (*first.schema.paths, *schema.paths) if paths is None else paths:
+        mine, its = first.schema.fields.get(field), schema.fields.get(field)
+        if mine is None or its is None:
+            has, lacks = (one.path, path) if its is None else (path, one.path)
+            raise SchemaError(
+                f"{has} has a field {field!r}, and {lacks} has not. Leave it out with fields."
+            )
+        if _bare(mine) != _bare(its):
+            raise SchemaError(
+                f"field {field!r} is {mine.rules.describe(mine)} in {one.path}, and "
+                f"{its.rules.describe(its)} in {path}. Leave it out with fields, or convert one of "
+                "the sources first."
+            )
+    for role in sorted({*first.schema.roles, *schema.roles}):
+        read = paths is None or first.schema.role(role) in paths
+        if read and first.schema.role(role) != schema.role(role):
+            raise SchemaError(
+                f"the {role} is {first.schema.role(role)!r} in {one.path}, and "
+                f"{schema.role(role)!r} in {path}. Convert one of the sources first."
+            )
+    if first.autoreset != other.autoreset:
+        raise SchemaError(
+            f"autoreset is {first.autoreset!r} in {one.path}, and {other.autoreset!r} in {path}. "
+            "Sources with one meaning of ends can be joined."
+        )
+    if envs == "append" and first.num_envs != other.num_envs:
+        raise SchemaError(
+            f"{one.path} has {first.num_envs} environments, and {path} has {other.num_envs}. "
+            "Pass envs='stack' (--envs stack) to set them side by side."
+        )
+
+
+def _bare(field: Field) -> tuple[object, ...]:
+    """What fields of joined sources have in common: all but the longest length."""
+    shape = (None, *field.shape[1:]) if field.varies else field.shape
+    return field.kind, field.dtype, shape
+
+
+def _widest(schemas: Sequence[Schema], paths: Sequence[str]) -> Schema:
+    """The first schema, with the longest lengths that all have of the fields read."""
+    fields = dict(schemas[0].fields)
+    for path in schemas[0].varying:
+        if path not in paths:
+            continue
+        fields[path] = max(
+            (schema.fields[path] for schema in schemas), key=lambda field: field.max_length or 0
+        )
+    return Schema.from_flat(fields, schemas[0].roles)
+
+
+def _refuse_twice(sources: Sequence[Source]) -> None:
+    """Refuse rows of one buffer that two sources have."""
+    by_uuid: dict[str, list[Source]] = {}
+    for source in sources:
+        if source.description.uuid:
+            by_uuid.setdefault(source.description.uuid, []).append(source)
+    for several in by_uuid.values():
+        rows = sorted(
+            (env_id, first, stop, number)
+            for number, source in enumerate(several)
+            for env_id, first, stop in zip(
+                source.ranges.env_ids.tolist(),
+                source.ranges.first.tolist(),
+                source.ranges.stop.tolist(),
+                strict=True,
+            )
+        )
+        for one, other in pairwise(rows):
+            if one[0] == other[0] and other[1] < one[2]:
+                raise SchemaError(
+                    f"{several[one[3]].path} and {several[other[3]].path} both have the row at "
+                    f"position {other[1]} of environment {other[0]} of one buffer. Pass one of "
+                    "them, or select other episodes."
+                )
