@@ -51,8 +51,8 @@ class Source:
         open: Opens a reader of it.
         description: As it was at the first look.
         ranges: The rows of it that are read.
-        continue_from: int64 ``[E]``, where its rows begin behind those of other sources; -1
-            where none stand before them. See `RangesReader`.
+        continue_from: int64 ``[E]``, where its rows begin behind those of other
+            sources; -1 where none stand before them. See `RangesReader`.
         envs: The first of its environments among those of all.
     """
 

@@ -220,8 +220,8 @@ class RangesReader(Reader):
             ranges: Rows that it has. After a gap none begins with a final row.
             heads: int64 ``[E]``, where an environment without rows begins; where the
                 source's ends by default.
-            continue_from: int64 ``[E]``, the position of the oldest row where rows of another
-                source stand before it, as behind a gap; -1 where none do.
+            continue_from: int64 ``[E]``, the position of the oldest row where rows of
+                another source stand before it, as behind a gap; -1 where none do.
         """
         self.report = reader.report
         self._reader, self._ranges = reader, ranges
