@@ -47,7 +47,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.heap import References, legal, nbytes_of
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import KINDS, NAME, PRIORITIES, STATE, StateRecord
-from mmreplay.storage.commit_state import refuse_discarded
+from mmreplay.storage.commit_state import heap_bounds, refuse_discarded
 from mmreplay.storage.layout import FLAGS, HEAP, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr import group
@@ -177,9 +177,8 @@ class FileCopy:
         """Copy what the heap of each environment held when the copy began."""
         size, commit = self._heap_nbytes, self._commit
         assert self.heap_heads is not None
-        assert commit.heap_tails is not None
         # Tails of now: what lies below them is overwritten, or may soon be.
-        tails = np.minimum(commit.heap_tails, self.heap_heads)
+        tails = np.minimum(heap_bounds(commit)[1], self.heap_heads)
         for env_id, (first, stop) in enumerate(
             zip(tails.tolist(), self.heap_heads.tolist(), strict=True)
         ):
@@ -192,10 +191,8 @@ class FileCopy:
         """Note the rows whose values may have been overwritten before this."""
         if self.heap_heads is None:
             return
-        commit = self._commit
-        commit.refresh()
-        assert commit.heap_tails is not None
-        self.heap_tails = np.minimum(commit.heap_tails, self.heap_heads)
+        self._commit.refresh()
+        self.heap_tails = np.minimum(heap_bounds(self._commit)[1], self.heap_heads)
         self._recheck_tails()
 
     def _recheck_tails(self) -> None:
@@ -543,16 +540,10 @@ class ShardCopy(FileCopy):
         begin = head
         for path in source.schema.varying:
             commit.refresh()
-            assert commit.heap_heads is not None
-            assert commit.heap_tails is not None
+            heap_heads, heap_tails = heap_bounds(commit)
             named: References = source.gather(rows, [path])[path]  # type: ignore[assignment]  # of a field that varies
             references, data, _, illegal = source.take_values(
-                path,
-                named,
-                ids,
-                commit.heap_tails,
-                commit.heap_heads,
-                lambda nbytes: np.empty(nbytes, np.uint8),
+                path, named, ids, heap_tails, heap_heads, lambda nbytes: np.empty(nbytes, np.uint8)
             )
             # Only those that were not overwritten before now are this lap's.
             env = np.array([env_id])

@@ -32,7 +32,7 @@ from mmreplay.ragged import Ragged
 from mmreplay.schema import Schema
 from mmreplay.schema.field import HEAP_ALIGNMENT, REFERENCE, Field
 from mmreplay.schema.varying import ValueList
-from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState
+from mmreplay.storage.commit_state import MemoryCommitState, WritableCommitState, heap_bounds
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.heap import SCANNED_ROWS, HeapSpace
 from mmreplay.storage.store import Columns, Store
@@ -447,7 +447,7 @@ class ValueWriter:
             tails, heap_tails = committer.durable_heap_tails(needed, wanted)
         else:
             tails, heap_tails = space.raised(wanted, commit.limits, highest)
-        assert commit.heap_tails is not None
+        _, published = heap_bounds(commit)
         # Durable first, then published, then the first byte is overwritten: readers,
         # and an opening after a kill, see the published tails.
         commit.publish(
@@ -455,7 +455,7 @@ class ValueWriter:
             commit.limits,
             np.maximum(tails, commit.tails),
             None,
-            np.maximum(heap_tails, commit.heap_tails),
+            np.maximum(heap_tails, published),
         )
 
     def _held_tails(self, before_overwrite: BeforeOverwrite, needed: Array, wanted: Array) -> Array:
@@ -712,8 +712,7 @@ class ValueCopier:
     @property
     def heap_tails(self) -> Array:
         """int64 ``[E]``, below which only shards hold the values."""
-        assert self._commit.heap_tails is not None
-        return self._commit.heap_tails
+        return heap_bounds(self._commit)[1]
 
     def store_rows(self, columns: Columns, env_ids: Array, flags: NDArray[np.uint8]) -> Columns:
         """Write values of rows, and return columns with references.

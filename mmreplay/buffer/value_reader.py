@@ -15,6 +15,7 @@ from mmreplay.format.heap import checksums, legal, nbytes_of
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.field import REFERENCE
+from mmreplay.storage.commit_state import heap_bounds
 from mmreplay.storage.gather import BufferPool
 from mmreplay.storage.heap import Heap
 
@@ -57,13 +58,6 @@ class ValueReader:
             if path in next_paths:
                 self._named[next_paths[path]] = (path, 1, field)
 
-    def _bounds(self) -> tuple[Ids, Ids]:
-        """Tails and heads of the heap, int64 ``[E]``, as they are published."""
-        heap_heads, heap_tails = self._commit.heap_heads, self._commit.heap_tails
-        assert heap_heads is not None
-        assert heap_tails is not None
-        return heap_tails, heap_heads
-
     def with_values(
         self,
         fields: Fields,
@@ -93,7 +87,7 @@ class ValueReader:
         """
         # Of a record no older than the draw, whose rows end below these heads, and no
         # newer than the recheck, which drops the rows below its tails.
-        heap_tails, heap_heads = self._bounds()
+        heap_heads, heap_tails = heap_bounds(self._commit)
         check, alone = copied or self._checks, copied or by_row
         store, buffer, count = self._store, self._buffers.empty_bytes, len(env_ids)
         result = dict(fields)
@@ -145,7 +139,7 @@ class ValueReader:
         Raises:
             CorruptError: Some overlap, and their rows are still there.
         """
-        paths, (heap_tails, heap_heads) = self._paths, self._bounds()
+        paths, (heap_heads, heap_tails) = self._paths, heap_bounds(self._commit)
         rows = self._ring.rows(env_ids, positions)
         columns: Fields = dict(
             self._store.heap_references(rows, {path: fields[path] for path in paths})
@@ -188,7 +182,7 @@ class ValueReader:
         Raises:
             CorruptError: A reference of a row that is still there is illegal.
         """
-        heap_tails, heap_heads = self._bounds()
+        heap_heads, heap_tails = heap_bounds(self._commit)
         rows = self._ring.rows(env_ids, positions)
         # After the record: a heap tail passes values once shards hold them.
         fields: Fields = self._store.stored(rows, tuple(paths))

@@ -70,6 +70,18 @@ class Counts(Protocol):
         """The oldest values alive; likewise."""
 
 
+def heap_bounds(counts: Counts) -> tuple[Array, Array]:
+    """Heap heads and heap tails, int64 ``[E]`` each, where a field varies.
+
+    Args:
+        counts: A record, or a state: it says when to ask, beside heads and tails.
+    """
+    heads, tails = counts.heap_heads, counts.heap_tails
+    assert heads is not None
+    assert tails is not None
+    return heads, tails
+
+
 class CommitState(Protocol):
     """The heads, limits and tails of a buffer.
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mmreplay.disk.pause import await_release
 from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.process import Worker
-from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.storage.commit_state import CommitWriter, heap_bounds
 from mmreplay.storage.store import CheckedStore, ShardError, rounded_up
 
 Array = NDArray[np.int64]
@@ -149,12 +149,10 @@ class Committer:
             await_release(self._folder)
         heap, durable = self._heap, self._commit_state.committed
         assert heap is not None
-        assert durable.heap_tails is not None
-        if (durable.heap_tails + heap.nbytes < needed).any():
+        if (heap_bounds(durable)[1] + heap.nbytes < needed).any():
             self._give_up_values(wanted)
         durable = self._commit_state.committed
-        assert durable.heap_tails is not None
-        return durable.tails, durable.heap_tails
+        return durable.tails, heap_bounds(durable)[1]
 
     def _give_up_values(self, wanted: Array, target: Array | None = None) -> None:
         """Make tails durable with which the heap may be written so far.
@@ -169,8 +167,7 @@ class Committer:
         # begin, and only a durable limit lets one be overwritten.
         with self._slot_lock, _Poisoning(self):
             durable = self._commit_state.committed
-            limits, before = durable.limits, durable.heap_tails
-            assert before is not None
+            limits, (_, before) = durable.limits, heap_bounds(durable)
             if target is not None:
                 limits = np.maximum(limits, target)
             tails, heap_tails = heap.raised(wanted, durable.limits, self.highest_tails)

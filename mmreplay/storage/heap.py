@@ -22,7 +22,7 @@ from mmreplay.format.heap import MAX_HEAD, Array, References
 from mmreplay.format.metadata import heap_reserve_nbytes
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
-from mmreplay.storage.commit_state import WritableCommitState
+from mmreplay.storage.commit_state import WritableCommitState, heap_bounds
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.write_path import SHORT_NBYTES, MappedWriter
 
@@ -257,15 +257,13 @@ class HeapSpace:
     @property
     def ahead(self) -> Array:
         """int64 ``[E]``, heap heads a reserve ahead, for which a raise makes room."""
-        heap_heads = self._commit_state.heap_heads
-        assert heap_heads is not None
+        heap_heads, _ = heap_bounds(self._commit_state)
         return heap_heads + self.reserve
 
     @property
     def raise_due(self) -> bool:
         """Whether half of the reserve that durable tails leave is used somewhere."""
-        durable = self._commit_state.committed.heap_tails
-        assert durable is not None
+        _, durable = heap_bounds(self._commit_state.committed)
         used = self.ahead - self.reserve // 2 > durable + self.nbytes
         return bool(used.any())
 
@@ -276,10 +274,8 @@ class HeapSpace:
         A power cut leaves the values below the committed heap heads that were not
         overwritten since: none, where a whole heap was written since.
         """
-        heap_heads = self._commit_state.heap_heads
-        durable = self._commit_state.committed.heap_heads
-        assert heap_heads is not None
-        assert durable is not None
+        heap_heads, _ = heap_bounds(self._commit_state)
+        durable, _ = heap_bounds(self._commit_state.committed)
         return bool((heap_heads - durable > self.nbytes // 2).any())
 
     def raised(
@@ -301,12 +297,10 @@ class HeapSpace:
         # Of one publication: heap heads that are newer than the heads would give up
         # values of rows that are not looked at.
         heads, tails, heap_heads = state.published
-        heap_tails, durable = state.heap_tails, state.committed
         assert heap_heads is not None
-        assert heap_tails is not None
-        assert durable.heap_tails is not None
+        (_, heap_tails), durable = heap_bounds(state), state.committed
         tails = np.maximum(tails, durable.tails)
-        heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        heap_tails = np.maximum(heap_tails, heap_bounds(durable)[1])
         targets = wanted - self.nbytes
         short = np.flatnonzero(heap_tails < targets)
         if len(short):
@@ -377,8 +371,7 @@ class HeapSpace:
         rows = self._store.ring.rows(np.full(len(positions), env_id), positions)
         columns = self._store.stored(rows, self._paths)
         begins = np.full(len(positions), -1)
-        heap_heads = self._commit_state.heap_heads
-        assert heap_heads is not None
+        heap_heads, _ = heap_bounds(self._commit_state)
         for path in reversed(self._paths):
             # The first field with a value begins first.
             references: References = columns[path]  # type: ignore[assignment]  # of the record

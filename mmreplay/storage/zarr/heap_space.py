@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.format.heap import Array
-from mmreplay.storage.commit_state import WritableCommitState
+from mmreplay.storage.commit_state import WritableCommitState, heap_bounds
 from mmreplay.storage.heap import SCANNED_ROWS, Heap, HeapSpace
 
 if TYPE_CHECKING:
@@ -47,11 +47,9 @@ class SealedHeapSpace(HeapSpace):
         """
         state = self._commit_state
         heads, _, heap_heads = state.published
-        heap_tails, durable = state.heap_tails, state.committed
         assert heap_heads is not None
-        assert heap_tails is not None
-        assert durable.heap_tails is not None
-        heap_tails = np.maximum(heap_tails, durable.heap_tails)
+        (_, heap_tails), durable = heap_bounds(state), state.committed
+        heap_tails = np.maximum(heap_tails, heap_bounds(durable)[1])
         # After a power cut the range of the committed head is written on.
         complete = np.minimum(heads, durable.heads)
         tails = durable.tails
@@ -85,8 +83,7 @@ class SealedHeapSpace(HeapSpace):
         """Have shards made until the heap may be written so far; see `HeapSpace`."""
         heads, _, _ = self._commit_state.published
         limits = self._commit_state.committed.limits
-        heap_tails = self._commit_state.heap_tails
-        assert heap_tails is not None
+        _, heap_tails = heap_bounds(self._commit_state)
         short = np.flatnonzero(self.free_until < needed)
         firsts = self._unpassed(heads, heap_tails, self._alive_from(limits))
         stops = heads // self._steps

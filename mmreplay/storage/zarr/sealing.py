@@ -28,7 +28,7 @@ from mmreplay.errors import FailedError, FullError, shortage
 from mmreplay.format.metadata import Metadata
 from mmreplay.process import Worker
 from mmreplay.ring import Ring, Run, runs
-from mmreplay.storage.commit_state import WritableCommitState
+from mmreplay.storage.commit_state import WritableCommitState, heap_bounds
 from mmreplay.storage.layout import RECORDS, record_layout
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Columns, ShardError, Store
@@ -188,14 +188,11 @@ def checksum(store: Store, gather: Gather, position: int, rows: NDArray[np.int64
 
 def _bounds(commit: WritableCommitState, ring: Ring) -> Bounds:
     """What is published, for shards that are made of it."""
-    heads, heap_heads, tails = commit.heads, commit.heap_heads, commit.tails
+    heads, tails = commit.heads, commit.tails
     # A power cut brings rows back that were removed and not committed since.
     tails = np.minimum(tails, commit.committed.tails)
     tails = np.maximum(tails, commit.limits - ring.slots)
-    heap_tails = commit.heap_tails
-    assert heap_heads is not None
-    assert heap_tails is not None
-    return Bounds(heads, tails, heap_heads, heap_tails)
+    return Bounds(heads, tails, *heap_bounds(commit))
 
 
 MAX_WAITING_NBYTES = 256 << 20
