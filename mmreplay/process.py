@@ -18,9 +18,12 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mmreplay.errors import ForkedError, system_error
+from mmreplay.errors import ForkedError, no_thread, system_error
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Item = TypeVar("Item")
 
@@ -287,3 +290,45 @@ def run_both(one: Callable[[], None], other: Callable[[], None]) -> None:
         failure = ended.get()
     if failure is not None:
         raise failure
+
+
+def thread_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
+    """A pool of threads that runs jobs in the caller's thread when Python ends.
+
+    At its end Python waits for the thread of an `AutoExport` that is still open. That
+    thread needs others to finish its file, while pools refuse new jobs already.
+
+    Args:
+        num_threads: The most that run at a time.
+        name: Begins the name of each.
+
+    Returns:
+        A pool whose `submit` raises `FailedError` where the system has no thread left.
+    """
+    # Here, as only conversions need it: the import takes 5 ms.
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    class ThreadPool(ThreadPoolExecutor):
+        closed = False
+
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            try:
+                return super().submit(fn, *args, **kwargs)
+            except RuntimeError as error:
+                if "can't start new thread" in str(error):
+                    raise no_thread("that converts", error) from error
+                # Threads that end with Python leave a pool that says it was shut down.
+                if self.closed or "cannot schedule new futures" not in str(error):
+                    raise
+            job: Future[Any] = Future()
+            try:
+                job.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                job.set_exception(error)
+            return job
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            self.closed = True
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    return ThreadPool(num_threads, name)

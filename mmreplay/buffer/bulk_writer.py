@@ -37,9 +37,9 @@ from mmreplay.buffer.new_generation import NewGeneration
 from mmreplay.buffer.statistics import write_statistics
 from mmreplay.checksums import crc32c
 from mmreplay.disk.files import KEEPS_PAGES, File, file_system
-from mmreplay.errors import FailedError, ReplayError, no_thread, undone_by
+from mmreplay.errors import FailedError, ReplayError, undone_by
 from mmreplay.format.metadata import Metadata
-from mmreplay.process import Worker
+from mmreplay.process import Worker, thread_pool
 from mmreplay.ring import Ring, Run, Span, one_env, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.layout import FLAGS, HEAP, RECORDS, SUMS, RecordLayout, packer, record_layout
@@ -303,7 +303,7 @@ class FileWriter:
         self._summed = {name: number for number, name in enumerate(summed)}
         row_nbytes = [self._row_nbytes[name] for name in summed]
         self._checksums = BlockChecksums(ring, span, row_nbytes)
-        self._pool = Threads(1, "mmreplay-load")
+        self._pool = thread_pool(1, "mmreplay-load")
         self._syncs = Syncs(store.sync, self._pool)
         self._outputs: dict[str, DirectOutput] = {}
         with undone_by(self.close):
@@ -393,7 +393,7 @@ class StoreWriter:
         self._summed = span.first // store.ring.block_rows
         self._next = span.first.copy()
         # One thread waits for the device, the other sums the rows of the last block.
-        self._pool = Threads(2, "mmreplay-load")
+        self._pool = thread_pool(2, "mmreplay-load")
         self._syncs = Syncs(store.sync, self._pool)
         self._summing: Future[None] | None = None
 
@@ -673,7 +673,7 @@ class DirectOutput:
         self._free: SimpleQueue[_Slab] = SimpleQueue()
         self._streams: dict[int, _Slab] = {}
         self._jobs: deque[Future[None]] = deque()
-        self._pool = Threads(WRITERS, "mmreplay-direct")
+        self._pool = thread_pool(WRITERS, "mmreplay-direct")
 
     def write(self, data: memoryview, offset: int) -> None:
         """See `Output.write`."""
@@ -774,7 +774,7 @@ class CachedOutput:
     def __init__(self, file: File) -> None:
         """Write into an open file."""
         self._file = file
-        self._pool = Threads(1, "mmreplay-sync")
+        self._pool = thread_pool(1, "mmreplay-sync")
         self._syncs = Syncs(file.sync, self._pool)
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -795,7 +795,7 @@ class CachedOutput:
 class Syncs:
     """Syncs files in a thread while more is written."""
 
-    def __init__(self, sync: Callable[[], None], pool: Threads) -> None:
+    def __init__(self, sync: Callable[[], None], pool: ThreadPoolExecutor) -> None:
         self._sync, self._pool = sync, pool
         self._written = 0
         self._job: Future[None] | None = None
@@ -821,44 +821,6 @@ class Syncs:
         if self._job is not None:
             job, self._job = self._job, None
             job.result()
-
-
-class Threads(ThreadPoolExecutor):
-    """A pool of threads that runs jobs in the caller's thread when Python ends.
-
-    At its end Python waits for the thread of an `AutoExport` that is still open. That
-    thread needs others to finish its file, while pools refuse new jobs already.
-    """
-
-    _closed = False
-
-    def submit(
-        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Future[Result]:
-        """See `ThreadPoolExecutor.submit`.
-
-        Raises:
-            FailedError: The system has no thread left.
-        """
-        try:
-            return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
-            if "can't start new thread" in str(error):
-                raise no_thread("that converts", error) from error
-            # Threads that end with Python leave a pool that claims it was shut down.
-            if self._closed or "cannot schedule new futures" not in str(error):
-                raise
-        job: Future[Result] = Future()
-        try:
-            job.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            job.set_exception(error)
-        return job
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `ThreadPoolExecutor.shutdown`."""
-        self._closed = True
-        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 def warm(paths: Sequence[Path]) -> Worker[None] | None:

@@ -260,7 +260,8 @@ class ReplayBuffer:
             FormatError: The path holds something already.
             FullError: No space is left.
         """
-        kernels.warn_of_missing(2)
+        if not kernels.looked:
+            kernels.warn_of_missing(2)
         if (path is None) != (engine == "memory"):
             raise SchemaError(
                 f"path must be a folder, or None with engine='memory', got {path!r} "
@@ -352,7 +353,8 @@ class ReplayBuffer:
             FailedError: The disk cannot be written.
             SchemaError: As in `create`.
         """
-        kernels.warn_of_missing(2)
+        if not kernels.looked:
+            kernels.warn_of_missing(2)
         check_mode(mode)
         opening.check_options(sampler=sampler)
         policy = ReadPolicy(read_mode, advise, check_values)

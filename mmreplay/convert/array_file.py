@@ -30,7 +30,6 @@ from mmreplay.convert.base import (
     Columns,
     Notes,
     Reader,
-    Threads,
     default_rows,
     doubt_undescribed,
     read_ahead,
@@ -49,6 +48,7 @@ from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.values import check_lengths, check_values, refuse_large, split_by_bytes
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, undone_by
+from mmreplay.process import thread_pool
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field
 from mmreplay.schema.dtypes import describe, storage_dtype
@@ -520,7 +520,7 @@ class ArrayFile:
         # Of each array the rows, or items, that are written.
         self._written = dict.fromkeys(plan.spans, 0)
         self._sums = {name: span.start for name, span in plan.spans.items()}
-        self._pool = Threads(2, "mmreplay-export")
+        self._pool = thread_pool(2, "mmreplay-export")
         if varying:
             with undone_by(self.close):
                 self._write(self._arrays.begin())

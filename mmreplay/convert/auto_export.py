@@ -17,12 +17,13 @@ from mmreplay.arguments import integer
 from mmreplay.buffer.opening import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Report, Threads, Writer
+from mmreplay.convert.base import Report, Writer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.convert.transfer import transfer
 from mmreplay.errors import undone_by
+from mmreplay.process import thread_pool
 from mmreplay.ring import Span
 
 Array = NDArray[np.int64]
@@ -104,7 +105,7 @@ class AutoExport:
         ):
             pass
         self._changed = threading.Condition()
-        self._pool = Threads(1, "mmreplay-auto-export")
+        self._pool = thread_pool(1, "mmreplay-auto-export")
         self._job: Future[None] | None = None
         self._asked: Span | None = None
         self._begun = buffer.span.first.copy()

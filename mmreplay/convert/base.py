@@ -22,11 +22,10 @@ from typing import Protocol, Self, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.bulk_writer import Arguments as Arguments
-from mmreplay.buffer.bulk_writer import Threads as Threads
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
 from mmreplay.convert.values import MAX_ROW_NBYTES as MAX_ROW_NBYTES
 from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.process import thread_pool
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
@@ -330,7 +329,7 @@ def in_order(
         ahead: Items that are worked on, or done, before their result is requested.
     """
     jobs: deque[Future[Result]] = deque()
-    pool = Threads(min(MAX_THREADS, max(1, ahead)), "mmreplay-convert")
+    pool = thread_pool(min(MAX_THREADS, max(1, ahead)), "mmreplay-convert")
     try:
         for item in items:
             jobs.append(pool.submit(work, item))
@@ -345,7 +344,7 @@ def in_order(
 def read_ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The items of a generator; a thread makes the next one while one is used."""
     end = object()
-    pool = Threads(1, "mmreplay-convert")
+    pool = thread_pool(1, "mmreplay-convert")
     try:
         job = pool.submit(next, items, end)
         while (item := job.result()) is not end:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -88,23 +87,22 @@ def export(
     refuse_inside(path, _folder(buffer))
     target_format = registry.target_format(path, format)
     registry.refuse_unknown(target_format, "open_writer", options)
-    selection = Selection(
-        fields,
-        episodes=episodes,
-        rows=rows,
-        skip=skip,
-        where=where,
-        fraction=fraction,
-        top=top,
-        seed=seed,
-    )
-    reader: Reader
-    if selection.reads_fields:
-        reader = _open_reader(buffer, None, env_ids, priorities)
-    else:
-        reader = _open_reader(buffer, fields, env_ids, priorities)
-        selection = replace(selection, fields=None)
-    with select(reader, selection) as reader:
+    # Fields that choose episodes need not be selected themselves.
+    read = fields if where is None and top is None else None
+    reader: Reader = _open_reader(buffer, read, env_ids, priorities)
+    if any(part is not None for part in (episodes, rows, skip, where, fraction, top)):
+        selection = Selection(
+            fields,
+            episodes=episodes,
+            rows=rows,
+            skip=skip,
+            where=where,
+            fraction=fraction,
+            top=top,
+            seed=seed,
+        )
+        reader = select(reader, selection)
+    with reader:
 
         def open_writer(description: Description) -> Writer:
             return registry.open_writer(

@@ -116,21 +116,25 @@ def load(
         raise SchemaError("source must name at least one file or folder, got an empty list.")
     openers = [_opener(each, target, format, options) for each in several]
     target_path = local(target, "target")
-    selection = Selection(
-        fields,
-        env_ids,
-        episodes,
-        rows,
-        skip=skip,
-        where=where,
-        fraction=fraction,
-        top=top,
-        seed=seed,
-    )
-    name, opener = openers[0]
+    selection = None
+    parts = (fields, env_ids, episodes, rows, skip, where, fraction, top)
+    if len(openers) > 1 or any(part is not None for part in parts):
+        selection = Selection(
+            fields,
+            env_ids,
+            episodes,
+            rows,
+            skip=skip,
+            where=where,
+            fraction=fraction,
+            top=top,
+            seed=seed,
+        )
+    path, opener = openers[0]
+    one = len(openers) == 1
     with (
-        name_source(name) if len(openers) == 1 else nullcontext(),
-        opener(selection) if len(openers) == 1 else join(openers, selection, envs) as reader,
+        name_source(path) if one else nullcontext(),
+        opener(selection) if one else join(openers, selection or Selection(), envs) as reader,
     ):
 
         def open_writer(description: Description) -> BufferWriter:

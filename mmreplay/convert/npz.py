@@ -40,15 +40,7 @@ from mmreplay.convert.array_file import (
     bytes_of,
     read_description,
 )
-from mmreplay.convert.base import (
-    BLOCK_NBYTES,
-    MAX_ROW_NBYTES,
-    Block,
-    Notes,
-    Reader,
-    Threads,
-    Writer,
-)
+from mmreplay.convert.base import BLOCK_NBYTES, MAX_ROW_NBYTES, Block, Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.staging import StagedWriter, Staging
 from mmreplay.convert.undescribed import (
@@ -62,6 +54,7 @@ from mmreplay.convert.zip_file import ALIGNMENT, Entry, ZipLayout
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError, undone_by
 from mmreplay.format.metadata import Autoreset
+from mmreplay.process import thread_pool
 from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
 
@@ -443,7 +436,7 @@ class PackedWriter(StagedWriter):
         largest = ZipLayout()
         for name, (head, nbytes) in heads.items():
             largest.add(name + ENDING, packed_limit(len(head) + nbytes))
-        self._pool = Threads(2, "mmreplay-export")
+        self._pool = thread_pool(2, "mmreplay-export")
         self._file: File | None = None
         self._staging = Staging(target, overwrite=overwrite)
         with undone_by(self.abort):

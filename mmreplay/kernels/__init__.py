@@ -16,7 +16,7 @@ from types import ModuleType
 
 NAMES = ("copies", "faults", "rows", "steps", "tree")
 CHOICES = ("", "c", "numpy")
-_warned = False
+looked = False
 
 
 class KernelsWarning(RuntimeWarning):
@@ -109,10 +109,10 @@ def warn_of_missing(frames: int) -> None:
     Args:
         frames: Calls from the user's own to this one.
     """
-    global _warned
-    if _warned:
+    global looked
+    if looked:
         return
-    _warned = True
+    looked = True
     if absent := missing():
         warnings.warn(
             f"mmreplay runs without its C kernels ({', '.join(absent)}), which were "

@@ -156,7 +156,7 @@ def test_the_command_line_tells_of_c_that_was_not_built(without_c, tmp_path):
 
 @needs_c
 def test_built_c_kernels_do_not_warn(monkeypatch, recwarn):
-    monkeypatch.setattr(kernels, "_warned", False)
+    monkeypatch.setattr(kernels, "looked", False)
     monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
     assert kernels.missing() == ()
     kernels.warn_of_missing(1)
@@ -165,7 +165,7 @@ def test_built_c_kernels_do_not_warn(monkeypatch, recwarn):
 
 @pytest.mark.usefixtures("unbuilt")
 def test_a_kernel_that_was_not_built_is_named(monkeypatch):
-    monkeypatch.setattr(kernels, "_warned", False)
+    monkeypatch.setattr(kernels, "looked", False)
     monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
     with pytest.warns(kernels.KernelsWarning, match=r"its C kernels \(.*tree\), which"):
         kernels.warn_of_missing(1)
