@@ -111,12 +111,15 @@ class Appender:
         self.checks_ends = not follows and rewarded and ends != (None, None)
         self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
         self._before_overwrite: BeforeOverwrite | None = None
+        # Limits that the callback let go; None without one.
+        self._let_go: Array | None = None
         self._add_lock = threading.Lock()
         self._ahead_rows = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
         self._slots = ring.slots
         # A step's rows of all environments lie side by side.
         self._together = ring.num_envs == 1 or ring.layout == "time_major"
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
+        self._allowed = self._limits
         self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
         self._fast_append = fast_append
         self._values: ValueWriter | None = None
@@ -138,9 +141,15 @@ class Appender:
 
     @before_overwrite.setter
     def before_overwrite(self, callback: BeforeOverwrite | None) -> None:
+        # Limits may be ahead of the heads: those below them are asked for, too.
         self._before_overwrite = callback
+        self._let_go = None if callback is None else self._heads
+        if self._committer is not None:
+            # The thread raises limits ahead only over rows that the callback let go.
+            self._committer.highest_limits = self._let_go
         if self._values is not None:
             self._values.ask_before(callback)
+        self._set_published(self._heads, self._limits, self._tails)
 
     def start_from(self, heads: Array, tails: Array, heap_heads: Array | None = None) -> None:
         """Publish rows that a copy put into the store, and into its heap."""
@@ -173,10 +182,12 @@ class Appender:
         # Ends of agents are joined in Python: no short way takes such steps.
         equal = self._flags.num_agents is None and (heads == first).all()
         self._common_head = first if equal else -1
-        self._lowest_limit = int(limits.min())
+        allowed = limits if self._let_go is None else np.minimum(limits, self._let_go)
+        self._lowest_limit = int(allowed.min())
         # Limits are raised in the background from here on, so that an add seldom waits
         # for the sync that makes them durable: half a reserve takes longer to fill.
         self._refill_at = self._lowest_limit - self._ring.reserve // 2
+        self._allowed = allowed
         self._heads, self._limits, self._tails = heads, limits, tails
 
     def resume(self, how: str, env_ids: Array | None = None) -> None:
@@ -670,7 +681,7 @@ class Appender:
             rows_by_env, heap_heads = values.store(row_envs, rows_by_env, value_bytes)
         heads = self._heads.copy()
         heads[envs] += rows_of.counts
-        if (heads > self._limits).any():
+        if (heads > self._allowed).any():
             self._raise_limits(heads)
         positions = self._heads[env_ids][rows_of.env] + rows_of.offset
         rows = self._ring.rows(row_envs, positions)
@@ -704,17 +715,23 @@ class Appender:
         if whole:
             rounded = rounded_up(heads, limit_step)
             needed = np.where(heads > self._limits, rounded, heads)
+        # It may wait for learners, so it comes before any space is reserved, and before
+        # a durable limit: after a kill that would be an opening's, and rows gone that
+        # are held. It may lower the target, but not below what is needed.
+        asked = self.before_overwrite
+        if asked is not None:
+            target = asked(self._heads, self._tails, needed, target)
+            if whole:
+                target = target // limit_step * limit_step
+            self._let_go = target = np.maximum(target, needed)
+        if self._committer is not None:
+            self._committer.highest_limits = self._let_go
         if self._committer is not None and not free:
             # A kill, or a power cut, after this and before the rows are written gives
             # up rows that are still there: fewer are alive, and none is wrong.
             durable = self._committer.durable_limits(needed, target)
-            target = np.maximum(self._limits, durable)
-        # It may wait for learners, so it comes before any space is reserved, and it may
-        # lower the target: never below the published limits, which readers rely on.
-        if self.before_overwrite is not None:
-            target = self.before_overwrite(self._heads, self._tails, needed, target)
-            if whole:
-                target = target // limit_step * limit_step
+            target = durable if asked is None else np.minimum(target, durable)
+        # Never below the published limits, which readers rely on.
         target = np.maximum(self._limits, target)
         # In any lap: a ring that was enlarged is empty from its head on. A full disk
         # raises here, where nothing has changed yet; a store into a hole would be a

@@ -936,9 +936,11 @@ class ReplayBuffer:
         Args:
             callback: Called with heads, tails, the heads that an add needs and the new
                 limits, int64 ``[E]`` each, before rows below the limits are
-                overwritten. It may return lower limits, at least the needed heads. It
-                may wait. If it raises, the add raises the same error and nothing is
-                visible.
+                overwritten: those more than the capacity below them. It may return
+                lower limits, at least the needed heads. It may wait. If it raises, the
+                add raises the same error and nothing is visible. From the call of
+                `hold_rows` on no row goes that it did not let go, also if the process
+                is killed.
 
         Raises:
             FailedError: The buffer is not open for writing, or has a callback already.

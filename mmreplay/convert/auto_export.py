@@ -22,7 +22,6 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.convert.transfer import transfer
-from mmreplay.errors import undone_by
 from mmreplay.process import thread_pool
 from mmreplay.ring import Span
 
@@ -111,14 +110,6 @@ class AutoExport:
         self._begun = buffer.span.first.copy()
         self._exported = self._begun.copy()
         buffer.hold_rows(self._before_overwrite)
-        with undone_by(self.close):
-            self._free()
-
-    def _free(self) -> None:
-        """Export at once rows that the writer may overwrite without a callback."""
-        ring = self._buffer.metadata.ring
-        if (self._buffer.heads + ring.reserve > self._begun + ring.capacity).any():
-            self.flush()
 
     def _describe(self) -> Description:
         return BufferReader(self._buffer, fields=self._fields).describe()

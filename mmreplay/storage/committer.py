@@ -36,8 +36,9 @@ class Committer:
 
     Attributes:
         rows_modified: Rows that were there before have changed since the last commit.
-        highest_tails: int64 ``[E]``, tails that are not raised beyond these for values,
-            since the rows above are held; None where none are.
+        highest_limits: int64 ``[E]``, no limit is raised beyond these, since rows are
+            held, or may yet be: before the first add, that is. None: any may be raised.
+        highest_tails: int64 ``[E]``, the same of tails that are raised for values.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class Committer:
         self._store = store
         self._commit_state = commit_state
         self._heap = store.heap_space(commit_state)
-        self.highest_tails: Array | None = None
+        # Rows are held from after the opening on, and none may be lost by then.
+        self.highest_limits: Array | None = commit_state.limits
+        self.highest_tails: Array | None = commit_state.tails
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self.rows_modified = False
@@ -169,7 +172,7 @@ class Committer:
             durable = self._commit_state.committed
             limits, (_, before) = durable.limits, heap_bounds(durable)
             if target is not None:
-                limits = np.maximum(limits, target)
+                limits = np.maximum(limits, self._allowed(target))
             tails, heap_tails = heap.raised(wanted, durable.limits, self.highest_tails)
             if (
                 (limits > durable.limits).any()
@@ -183,9 +186,14 @@ class Committer:
         # of COMMIT (0.2 to 30 ms), not for those of all data files. A commit under way
         # writes its slot before or after this one.
         with self._slot_lock, _Poisoning(self):
-            durable = self._commit_state.committed.limits
+            durable, target = self._commit_state.committed.limits, self._allowed(target)
             if (durable < target).any():
                 self._commit_state.give_up(np.maximum(durable, target))
+
+    def _allowed(self, target: Array) -> Array:
+        """Limits to be raised, without the rows that are held."""
+        highest = self.highest_limits
+        return target if highest is None else np.minimum(target, highest)
 
     def commit(self, flags: int = 0) -> None:
         """Make what is published now survive a power cut.
