@@ -5,12 +5,13 @@ from __future__ import annotations
 import json as json_text
 import os
 import re
+import typing
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -120,6 +121,27 @@ Top = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of --fraction.")]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drop", metavar="FIELD", show_default=False, help="Leave a field out; repeat it."
+    ),
+]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename", metavar="A=B", show_default=False, help="Name field A B in DST; repeat it."
+    ),
+]
+Cast = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cast",
+        metavar="A=DTYPE",
+        show_default=False,
+        help="Convert field A to a dtype, such as float32; repeat it.",
+    ),
+]
 JoinedEnvs = Annotated[
     str,
     typer.Option(
@@ -214,6 +236,9 @@ def convert(
     top: Top = None,
     seed: Seed = 0,
     envs: JoinedEnvs = "append",
+    cast: Cast = None,
+    rename: Rename = None,
+    drop: Drop = None,
     rows: Rows = None,
     select: Select = None,
     priorities: Priorities = None,
@@ -245,6 +270,7 @@ def convert(
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.convert import registry, staging, transfer
     from mmreplay.convert.joined import JOINS, join
+    from mmreplay.convert.mapped import Changes, change
     from mmreplay.convert.ranges import read_ranges
     from mmreplay.convert.select import Selection
     from mmreplay.convert.transfer import name_source, refuse_doubts
@@ -253,6 +279,7 @@ def convert(
     check_choice("--engine", engine, ON_DISK)
     check_choice("--codec", codec, CODECS)
     check_choice("--envs", envs, JOINS)
+    changes = Changes(read_pairs("--cast", cast), read_pairs("--rename", rename), drop or ())
     typed = target
     sources = [transfer.local(source, "SRC", remote=True) for source in sources]
     target = transfer.local(target, "DST")
@@ -296,11 +323,11 @@ def convert(
     naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
     # Opening may take long, too: a table is read once to find what its columns are.
     with _report_interrupts(target, typed), naming, shared:
-        opened = (
-            openers[0][1](choice)
-            if len(openers) == 1
-            else join(openers, choice, cast("JoinEnvs", envs))
-        )
+        if len(openers) == 1:
+            opened = openers[0][1](choice)
+        else:
+            opened = join(openers, choice, typing.cast("JoinEnvs", envs))
+        opened = change(opened, changes)
     naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
     with _report_interrupts(target, typed), naming, opened as reader:
         if dry_run:
@@ -411,6 +438,23 @@ def read_numbers(option: str, text: str | None) -> slice | list[int] | None:
     if sum(max(0, stop - first) for first, stop in pairs) > MAX_EPISODES:
         raise usage_error(f"{option} must name at most {MAX_EPISODES:,} episodes")
     return [number for first, stop in pairs for number in range(first, stop)]
+
+
+def read_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Read ``A=B`` of an option that is repeated.
+
+    Raises:
+        UsageError: One is no pair, or names a field twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise usage_error(f"{option} must be A=B, got {text!r}")
+        if name in pairs:
+            raise usage_error(f"{option} must name a field once, got {name!r} twice")
+        pairs[name] = value
+    return pairs
 
 
 def read_options(texts: list[str]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -13,6 +13,7 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.buffer_reader import BufferReader, open_reader
 from mmreplay.convert.description import Description
+from mmreplay.convert.mapped import Changes, change
 from mmreplay.convert.select import EpisodeNumbers, Selection, select
 from mmreplay.convert.transfer import local, refuse_inside, transfer
 from mmreplay.zarr_groups.source import ZarrSource
@@ -32,6 +33,9 @@ def export(
     fraction: float | None = None,
     top: float | None = None,
     seed: int = 0,
+    cast: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
     priorities: str | None = None,
     overwrite: bool = False,
     strict: bool = False,
@@ -62,6 +66,10 @@ def export(
         fraction: A share of these episodes, chosen at random.
         top: The whole episodes with the highest returns: a share below 1, or a number.
         seed: Of `fraction`: equal seeds choose the same episodes of the same number.
+        cast: Dtype by path: integers that it does not hold are refused, floats are
+            rounded, and a note says how much.
+        rename: New path by path of a field or subtree, after casts.
+        drop: Paths, or subtrees, to leave out at last: conditions may name them.
         priorities: Name of a sampler's stored column to write as well; see `load`.
         overwrite: Replace the target if it exists.
         strict: Refuse any loss, such as the payload of a NaN in csv.
@@ -102,6 +110,8 @@ def export(
             seed=seed,
         )
         reader = select(reader, selection)
+    if cast or rename or drop:
+        reader = change(reader, Changes(cast or {}, rename or {}, drop))
     with reader:
 
         def open_writer(description: Description) -> Writer:

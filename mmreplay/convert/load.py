@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
 from mmreplay.convert.joined import Envs, Opener, join
+from mmreplay.convert.mapped import Changes, change
 from mmreplay.convert.select import EpisodeNumbers, Selection
 from mmreplay.convert.transfer import local, name_source, open_source, refuse_inside, transfer
 from mmreplay.datasets import minari
@@ -52,6 +53,9 @@ def load(
     top: float | None = None,
     seed: int = 0,
     envs: Envs = "append",
+    cast: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    drop: Sequence[str] = (),
     priorities: str | None = None,
     heap_bytes: int | str | None = None,
     overwrite: bool = False,
@@ -89,6 +93,10 @@ def load(
         seed: Of `fraction`.
         envs: Of several sources: ``"append"`` continues each environment by that of
             the next source, ``"stack"`` sets their environments side by side.
+        cast: Dtype by path: integers that it does not hold are refused, floats are
+            rounded, and a note says how much.
+        rename: New path by path of a field or subtree, after casts.
+        drop: Paths, or subtrees, to leave out at last: conditions may name them.
         priorities: Name of the column to store the source's priorities in, for a
             sampler of that name; their old name by default.
         heap_bytes: Bytes for the values that vary, of each environment, such as
@@ -111,7 +119,8 @@ def load(
         >>> report.rows > 0
         True
     """
-    several = list(source) if isinstance(source, list | tuple) else [cast("StrPath", source)]
+    several: list[StrPath | MinariDataset]
+    several = list(source) if isinstance(source, list | tuple) else [source]  # type: ignore[list-item]  # one that is no list
     if not several:
         raise SchemaError("source must name at least one file or folder, got an empty list.")
     openers = [_opener(each, target, format, options) for each in several]
@@ -134,7 +143,8 @@ def load(
     one = len(openers) == 1
     with (
         name_source(path) if one else nullcontext(),
-        opener(selection) if one else join(openers, selection or Selection(), envs) as reader,
+        opener(selection) if one else join(openers, selection or Selection(), envs) as opened,
+        change(opened, Changes(cast or {}, rename or {}, drop)) as reader,
     ):
 
         def open_writer(description: Description) -> BufferWriter:

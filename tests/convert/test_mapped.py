@@ -1,0 +1,205 @@
+"""Fields that are cast, renamed and dropped on the way."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError, SourceError
+from mmreplay.schema.dtypes import DTYPES, bfloat16_bits, from_bfloat16_bits
+from mmreplay.testing.disks import QuickDisk, using
+
+VALUES = [0, 1, 2, 3, 100, 127]
+
+
+@pytest.fixture(autouse=True)
+def quick_disk():
+    """A disk that syncs nothing: no test here cuts the power."""
+    with using(QuickDisk()):
+        yield
+
+
+@pytest.fixture
+def ring(tmp_path):
+    schema = mr.Schema(
+        {
+            "observation": {
+                "camera": mr.Field((2, 2), "uint8"),
+                "state": mr.Field((3,), "float64"),
+            },
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "note": mr.Field.text(max_bytes=20),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 20, heap_bytes=4096) as buffer:
+        buffer.set_statistics({"mean": 3})
+        for n, value in enumerate(VALUES):
+            buffer.add(
+                observation={"camera": np.full((2, 2), value), "state": np.arange(3) + value / 3},
+                action=value,
+                reward=value / 10,
+                note=f"n{n}",
+                terminated=n % 3 == 2,
+            )
+    return tmp_path / "ring"
+
+
+def columns_of(path):
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert not mr.verify_buffer(path).findings
+        return buffer.schema, buffer.gather_all(), buffer.statistics
+
+
+def test_fields_get_other_names_dtypes_or_go(ring, tmp_path):
+    changes = {
+        "cast": {"observation/state": "float32", "action": "int8"},
+        "rename": {"observation/camera": "observation/top", "reward": "score"},
+        "drop": ["note"],
+    }
+    report = mr.load(ring, tmp_path / "a", **changes)
+    mr.export(ring, tmp_path / "b.parquet", **changes)
+    mr.load(tmp_path / "b.parquet", tmp_path / "b")
+    _, before, _ = columns_of(ring)
+    for name in "ab":
+        schema, after, statistics = columns_of(tmp_path / name)
+        assert schema.paths == (
+            "observation/top",
+            "observation/state",
+            "action",
+            "score",
+            "terminated",
+        )
+        assert schema.role("reward") == "score"
+        assert statistics == {}
+        assert (after["observation/top"] == before["observation/camera"]).all()
+        assert after["action"].dtype == np.int8
+        assert after["action"].tolist() == VALUES
+        np.testing.assert_array_equal(
+            after["observation/state"], before["observation/state"].astype(np.float32)
+        )
+    (note,) = (note for note in report.notes if "rounded" in note)
+    assert note.startswith("field 'observation/state' was rounded to float32, by at most ")
+    assert 0 < float(note.split()[-4]) < 2**-24
+
+
+def test_a_subtree_is_renamed_with_all_that_stands_below(ring, tmp_path):
+    mr.load(ring, tmp_path / "a", rename={"observation": "obs"}, drop=["note"])
+    schema, after, _ = columns_of(tmp_path / "a")
+    assert schema.paths[:2] == ("obs/camera", "obs/state")
+    assert schema.role("observation") == "obs"
+    assert after["obs/camera"].shape == (6, 2, 2)
+
+
+def test_drops_alone_leave_the_statistics(ring, tmp_path):
+    mr.load(ring, tmp_path / "a", drop=["observation/camera"])
+    schema, _, statistics = columns_of(tmp_path / "a")
+    assert "observation/camera" not in schema.paths
+    assert statistics == {"mean": 3}
+
+
+def test_a_condition_may_name_what_is_dropped_or_renamed(ring, tmp_path):
+    mr.load(ring, tmp_path / "a", where="max(action) > 2", drop=["action"], rename={"reward": "r"})
+    schema, after, _ = columns_of(tmp_path / "a")
+    assert "action" not in schema.paths
+    assert len(after["r"]) == 3
+
+
+@pytest.mark.parametrize("target", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
+def test_each_cast_is_what_numpy_says_or_is_refused(tmp_path, source, target):
+    values = np.array([0, 1, 1, 0], np.float32)
+    stored = bfloat16_bits(values) if source == "bfloat16" else values.astype(source)
+    schema = mr.Schema({"x": mr.Field((), source)})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.extend(x=stored)
+    mr.load(tmp_path / "a", tmp_path / "b", cast={"x": target})
+    _, after, _ = columns_of(tmp_path / "b")
+    found = after["x"]
+    if target == "bfloat16":
+        found = from_bfloat16_bits(np.asarray(found).view(np.uint16))
+    assert found.astype(np.float32).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "target"),
+    [
+        ("int64", 300, "uint8"),
+        ("int64", -1, "uint64"),
+        ("uint64", 2**63, "int64"),
+        ("int64", 2, "bool"),
+        ("float32", 0.5, "int32"),
+        ("float64", np.nan, "int32"),
+        ("float64", 1e19, "int64"),
+        ("float64", 1e300, "float32"),
+        ("float64", 1e39, "bfloat16"),
+        ("float32", 70000.0, "float16"),
+    ],
+)
+def test_a_value_that_the_dtype_does_not_hold_is_refused(tmp_path, dtype, value, target):
+    schema = mr.Schema({"x": mr.Field((), dtype)})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.extend(x=np.array([1, value], dtype))
+    with pytest.raises(
+        SourceError, match=rf"cast: field 'x' has the value .*, which {target} does"
+    ):
+        mr.load(tmp_path / "a", tmp_path / "b", cast={"x": target})
+    assert not (tmp_path / "b").exists()
+
+
+def test_infinity_and_nan_stay_what_they_are(tmp_path):
+    schema = mr.Schema({"x": mr.Field((), "float64")})
+    values = [np.inf, -np.inf, np.nan, 0.0]
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.extend(x=np.array(values))
+    report = mr.load(tmp_path / "a", tmp_path / "b", cast={"x": "float16"})
+    _, after, _ = columns_of(tmp_path / "b")
+    np.testing.assert_array_equal(after["x"], np.array(values, np.float16))
+    assert not any("rounded" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drop": ["nope"]}, "nope"),
+        ({"drop": "note"}, r"drop must be a list of paths, got 'note'. Pass \['note'\]"),
+        (
+            {"drop": ["observation", "action", "reward", "note", "terminated"]},
+            "drop leaves no field",
+        ),
+        ({"cast": {"observation": "int8"}}, "cast: 'observation' is several fields"),
+        ({"cast": {"note": "int8"}}, "values of field 'note' have any length"),
+        ({"cast": {"action": "int7"}}, "dtype must be one of"),
+        ({"rename": {"action": "reward"}}, "two fields would be named 'reward'"),
+        ({"rename": {"action": "observation"}}, "observation"),
+        ({"rename": {"action": ""}}, "rename: a path must be a text, got ''"),
+        ({"rename": {"acton": "a"}}, "Did you mean 'action'"),
+    ],
+)
+def test_changes_that_make_no_sense_are_refused(ring, tmp_path, changes, message):
+    with pytest.raises(SchemaError, match=message):
+        mr.load(ring, tmp_path / "a", **changes)
+    with pytest.raises(SchemaError, match=message):
+        mr.export(ring, tmp_path / "a.npz", **changes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ring"]
+
+
+def test_the_command_line_changes_likewise(cli, ring, tmp_path):
+    words = ["--cast", "action=int8", "--rename", "reward=score", "--drop", "note"]
+    assert cli(ring, tmp_path / "a", *words, "--drop", "observation")[0] == 0
+    schema, after, _ = columns_of(tmp_path / "a")
+    assert schema.paths == ("action", "score", "terminated")
+    assert after["action"].dtype == np.int8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cast", "action"], "--cast must be A=B, got 'action'"),
+        (["--rename", "a=b", "--rename", "a=c"], "--rename must name a field once, got 'a' twice"),
+    ],
+)
+def test_mistakes_of_pairs_are_one_line(cli, ring, tmp_path, words, message):
+    code, _, err = cli(ring, tmp_path / "a", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
