@@ -16,6 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -305,6 +306,12 @@ def thread_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
     Returns:
         A pool whose `submit` raises `FailedError` where the system has no thread left.
     """
+    return _thread_pool_class()(num_threads, name)
+
+
+@cache
+def _thread_pool_class() -> type[ThreadPoolExecutor]:
+    """The class of `thread_pool`, made when the first pool is."""
     # Here, as only conversions need it: the import takes 5 ms.
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -331,4 +338,4 @@ def thread_pool(num_threads: int, name: str) -> ThreadPoolExecutor:
             self.closed = True
             super().shutdown(wait, cancel_futures=cancel_futures)
 
-    return ThreadPool(num_threads, name)
+    return ThreadPool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +50,7 @@ class EpisodeTable:
         running: bool ``[N]``, no end was seen yet.
         broken: bool ``[N]``, broken off: no end was seen, and what follows was said
             not to go on with it (``on_resume="break"``).
+        number: int64 ``[N]``, the number that `mr.load` and `mr.export` select each by.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
@@ -67,6 +68,11 @@ class EpisodeTable:
     headless: NDArray[np.bool_]
     running: NDArray[np.bool_]
     broken: NDArray[np.bool_]
+    number: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if len(self.number) != len(self.env_ids):
+            object.__setattr__(self, "number", np.arange(len(self.env_ids)))
 
     def __len__(self) -> int:
         """Episodes."""

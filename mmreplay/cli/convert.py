@@ -9,7 +9,6 @@ import typing
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -315,7 +314,7 @@ def convert(
         seed=seed,
     )
     openers = [
-        (source, partial(transfer.open_source, source, reads, reading))
+        (source, transfer.opener_of(source, reads, reading, choice))
         for source, reads, (reading, _) in zip(sources, formats, split, strict=True)
     ]
     shared = transfer.name_shared_options(options, split[0][0], writing)
@@ -435,6 +434,9 @@ def read_numbers(option: str, text: str | None) -> slice | list[int] | None:
                 raise usage_error(message)
             raise FormatError(f"{message}. Write one number in a line.")
     pairs = [(int(s[1]), int(s[2] or int(s[1]) + 1)) for s in spans if s is not None]
+    for first, stop in pairs:
+        if first >= stop:
+            raise usage_error(f"{option} must name ranges that rise, got {first}:{stop}")
     if sum(max(0, stop - first) for first, stop in pairs) > MAX_EPISODES:
         raise usage_error(f"{option} must name at most {MAX_EPISODES:,} episodes")
     return [number for first, stop in pairs for number in range(first, stop)]
@@ -498,6 +500,7 @@ def _print_plan(
     misnamed = registry.misnamed(target[1], target[0])
     notes = [*reader.report.notes, *([misnamed] if misnamed else [])]
     plan["notes"], plan["doubts"] = notes, reader.report.doubts
+    plan["steps"] = reader.report.steps
     if json:
         show.print_json(plan)
         return
@@ -509,6 +512,7 @@ def _print_plan(
         ("to", f"{target[0]} ({target[1].name})"),
         ("rows", show.count(description.rows)),
         ("environments", show.count(description.num_envs)),
+        *(("selected" if not n else "", step) for n, step in enumerate(reader.report.steps)),
         ("data", show.format_size(plan["nbytes"])),
         ("autoreset", description.autoreset),
     ]

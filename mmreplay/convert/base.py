@@ -145,6 +145,14 @@ class Reader(Protocol):
         """Allow the reader to skip other fields: they will be left out."""
         return
 
+    def identity(self) -> object:
+        """What another reader of the same rows says as well; None where not known."""
+        return None
+
+    def oldest(self) -> NDArray[np.int64]:
+        """The oldest rows there now, int64 ``[E]``: of a live ring they rise."""
+        return self.describe().first
+
     def own_names(self) -> OwnNames:
         """Paths of fields by the names of their columns in the source.
 

@@ -118,6 +118,14 @@ class BufferReader(Reader):
         """See `Reader.only`."""
         self._paths = paths
 
+    def identity(self) -> object:
+        """See `Reader.identity`: the buffer, and how often rows were discarded."""
+        return self._buffer.metadata.uuid, self._buffer.view.home.cut_epoch
+
+    def oldest(self) -> NDArray[np.int64]:
+        """See `Reader.oldest`."""
+        return np.maximum(self._description.first, self._buffer.span.first)
+
     def _row_ranges(self, rows: int) -> Iterator[tuple[int, int, int]]:
         """All rows as (environment, first, stop), at most so many each."""
         firsts, stops = self._span.first.tolist(), self._span.stop.tolist()

@@ -176,6 +176,8 @@ def listed(value: Number, items: Iterable[float]) -> Truth:
         value: Integers, or floats.
         items: Python numbers.
     """
+    if isinstance(value, int | float):
+        return Truth.of(any(value == item for item in items))
     value = np.asarray(value)
     if value.dtype.kind == "f":
         # What float64 does not hold exactly equals none of its values.

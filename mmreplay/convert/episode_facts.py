@@ -198,6 +198,8 @@ class EpisodeFacts:
             SchemaError: An integer becomes larger than int64.
         """
         assert self._condition is not None
+        if not len(self):
+            return Truth(np.zeros(0, bool))
         try:
             truth = self._condition.holds(self)
         except BeyondInt64 as beyond:
@@ -216,7 +218,8 @@ class EpisodeFacts:
         begins, ends = np.append(True, apart), np.append(apart, True)
         if not len(env_ids):
             return RowRanges(env_ids, first, stop)
-        return RowRanges(env_ids[begins], first[begins], stop[ends])
+        truncated = self.truncated[chosen][ends]
+        return RowRanges(env_ids[begins], first[begins], stop[ends], truncated=truncated)
 
     def fact(self, name: str) -> Any:
         """See `Rows.fact`."""

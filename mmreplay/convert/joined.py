@@ -7,7 +7,10 @@ that it had at the first look.
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,9 +32,10 @@ from mmreplay.convert.select import (
     facts_of,
     paths_of,
     refuse_pairs,
+    there,
 )
 from mmreplay.convert.transfer import name_source
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, StaleError
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
 
@@ -49,6 +53,7 @@ class Source:
     Attributes:
         path: Of it.
         open: Opens a reader of it.
+        identity: What says that it is still the same one.
         description: As it was at the first look.
         ranges: The rows of it that are read.
         continue_from: int64 ``[E]``, where its rows begin behind those of other
@@ -58,6 +63,7 @@ class Source:
 
     path: Path
     open: Opener
+    identity: object
     description: Description
     ranges: RowRanges
     continue_from: Ids
@@ -104,16 +110,16 @@ def join(
                 span = Span(np.where(mask, span.first, span.stop), span.stop)
             before = sum(map(len, facts))
             facts.append(facts_of(reader, selection, span, source=len(facts), before=before))
-            for note in reader.report.notes:
-                notes.note(f"{path.name}: {note}")
-            for doubt in reader.report.doubts:
-                notes.doubt(f"{path.name}: {doubt}")
+            _add(notes, path, reader.report)
             none = np.full(description.num_envs, -1)
-            sources.append(Source(path, opener, description, RowRanges.of([]), none))
+            identity = _identity(reader, path)
+            sources.append(Source(path, opener, identity, description, RowRanges.of([]), none))
     chosen = choose(facts, selection, notes)
     stops = np.cumsum([len(each) for each in facts])
     for source, each, stop in zip(sources, facts, stops, strict=True):
-        source.ranges = each.ranges(chosen[stop - len(each) : stop])
+        mine = chosen[stop - len(each) : stop]
+        with _open(source) as reader:
+            source.ranges = each.ranges(there(mine, each, reader, notes))
     if selection.rows is not None:
         _slice_rows(sources, selection.rows)
     _refuse_twice(sources)
@@ -215,14 +221,51 @@ class JoinedReader(Reader):
         last = np.zeros(self._description.num_envs, np.uint8)
         for source in self._sources:
             count = source.description.num_envs
-            with source.open(None) as reader:
+            with _open(source) as reader:
                 reader.narrow(source.ranges.span(source.description.stop))
                 ranged = RangesReader(reader, source.ranges, continue_from=source.continue_from)
                 ranged.keep(self._paths, priorities=bool(self._description.priorities))
                 yield reader, ranged, last[source.envs : source.envs + count], source
+                # Some of what a source says is found as its rows are read.
+                _add(self.report, source.path, reader.report)
 
     def close(self) -> None:
         """See `Reader.close`: sources are open only while they are read."""
+
+
+def _add(notes: Notes, path: Path, more: Notes) -> None:
+    """Add what a reader says of a source."""
+    for note in more.notes:
+        notes.note(f"{path}: {note}")
+    for doubt in more.doubts:
+        notes.doubt(f"{path}: {doubt}")
+
+
+def _identity(reader: Reader, path: Path) -> object:
+    """What says that a source is still the same one."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return reader.identity()
+    if not stat.S_ISREG(status.st_mode):
+        return reader.identity()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@contextmanager
+def _open(source: Source) -> Iterator[Reader]:
+    """Open a source again.
+
+    Raises:
+        StaleError: It is another one by now, or rows of it were discarded.
+    """
+    with name_source(source.path), source.open(None) as reader:
+        if _identity(reader, source.path) != source.identity:
+            raise StaleError(
+                f"{source.path} was changed or replaced since it was first looked at. Run the "
+                "conversion again."
+            )
+        yield reader
 
 
 def _moved(blocks: Iterator[Block], source: Source) -> Iterator[Block]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -16,10 +15,17 @@ from mmreplay.convert import buffer_writer, registry
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
-from mmreplay.convert.joined import Envs, Opener, join
+from mmreplay.convert.joined import Envs, join
 from mmreplay.convert.mapped import Changes, change
 from mmreplay.convert.select import EpisodeNumbers, Selection
-from mmreplay.convert.transfer import local, name_source, open_source, refuse_inside, transfer
+from mmreplay.convert.transfer import (
+    local,
+    name_source,
+    open_source,
+    opener_of,
+    refuse_inside,
+    transfer,
+)
 from mmreplay.datasets import minari
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Engine
@@ -123,11 +129,11 @@ def load(
     several = list(source) if isinstance(source, list | tuple) else [source]  # type: ignore[list-item]  # one that is no list
     if not several:
         raise SchemaError("source must name at least one file or folder, got an empty list.")
-    openers = [_opener(each, target, format, options) for each in several]
+    sources = [_located(each, target, format, options) for each in several]
     target_path = local(target, "target")
     selection = None
     parts = (fields, env_ids, episodes, rows, skip, where, fraction, top)
-    if len(openers) > 1 or any(part is not None for part in parts):
+    if len(sources) > 1 or any(part is not None for part in parts):
         selection = Selection(
             fields,
             env_ids,
@@ -139,13 +145,18 @@ def load(
             top=top,
             seed=seed,
         )
-    path, opener = openers[0]
-    one = len(openers) == 1
-    with (
-        name_source(path) if one else nullcontext(),
-        opener(selection) if one else join(openers, selection or Selection(), envs) as opened,
-        change(opened, Changes(cast or {}, rename or {}, drop)) as reader,
-    ):
+    path, source_format, options = sources[0]
+    with ExitStack() as stack:
+        if len(sources) == 1:
+            stack.enter_context(name_source(path))
+            opened = open_source(path, source_format, options, selection)
+        else:
+            assert selection is not None
+            openers = [(each[0], opener_of(*each, selection)) for each in sources]
+            opened = join(openers, selection, envs)
+        if cast or rename or drop:
+            opened = change(opened, Changes(cast or {}, rename or {}, drop))
+        reader = stack.enter_context(opened)
 
         def open_writer(description: Description) -> BufferWriter:
             return buffer_writer.open_writer(
@@ -162,10 +173,10 @@ def load(
         return transfer(reader, open_writer, strict=strict, progress=progress)
 
 
-def _opener(
+def _located(
     source: StrPath | MinariDataset, target: StrPath, format: str | None, options: dict[str, object]
-) -> tuple[Path, Opener]:
-    """The path of a source, and what opens the selected part of it."""
+) -> tuple[Path, registry.Format, dict[str, object]]:
+    """The path of a source, its format, and the options that its reader takes."""
     named = format in (None, "minari") and not isinstance(source, os.PathLike)
     if named and (dataset := minari.located(source)) is not None:
         source, minari_options = dataset
@@ -176,4 +187,4 @@ def _opener(
     source_format = registry.source_format(path, format)
     is_buffer = source_format.name == registry.BUFFER
     refuse_inside(local(target, "target"), path if is_buffer else None)
-    return path, partial(open_source, path, source_format, options)
+    return path, source_format, options

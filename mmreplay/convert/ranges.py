@@ -41,12 +41,15 @@ class RowRanges:
         first: int64 ``[N]``, position of the first row of each range.
         stop: int64 ``[N]``, one past its last row.
         uuid: Hex name of the buffer that they are of, or ``""``.
+        truncated: bool ``[N]``, the CUT of the row after a range says that its last
+            step is truncated; None where that is not known.
     """
 
     env_ids: Ids
     first: Ids
     stop: Ids
     uuid: str = ""
+    truncated: NDArray[np.bool_] | None = None
 
     @classmethod
     def of(cls, rows: list[tuple[int, int, int]], uuid: str = "") -> RowRanges:
@@ -92,7 +95,10 @@ class RowRanges:
         low = self.first + np.clip(first - before, 0, lengths)
         high = self.first + np.clip(stop - before, 0, lengths)
         some = low < high
-        return RowRanges(self.env_ids[some], low[some], high[some], self.uuid)
+        truncated = self.truncated
+        if truncated is not None:
+            truncated = (truncated & (high == self.stop))[some]
+        return RowRanges(self.env_ids[some], low[some], high[some], self.uuid, truncated)
 
     def span(self, heads: Ids) -> Span:
         """From the first to the last row of each environment; empty at its head."""
@@ -184,14 +190,17 @@ def select_ranges(reader: Reader, ranges: RowRanges) -> RangesReader:
             "more, or not yet, and were left out"
         )
     reader.narrow(here.span(description.stop))
-    orphans = np.zeros(len(here.env_ids), bool)
+    orphans, truncated = np.zeros((2, len(here.env_ids)), bool)
     for block in reader.marks():
+        before = _range_of(here, block.env_ids, block.positions - 1)
+        after = (before >= 0) & (block.positions == here.stop[before])
+        truncated[before[after & ((block.flags & CUT) != 0)]] = True
         which = _range_of(here, block.env_ids, block.positions)
         begins = (which >= 0) & (block.positions == here.first[which])
         orphans[which[begins & ((block.flags & FINAL) != 0)]] = True
     first = here.first + orphans
     some = first < here.stop
-    steps = RowRanges(here.env_ids[some], first[some], here.stop[some])
+    steps = RowRanges(here.env_ids[some], first[some], here.stop[some], "", truncated[some])
     return RangesReader(reader, steps)
 
 
@@ -257,9 +266,10 @@ class RangesReader(Reader):
 
     def keep(self, paths: tuple[str, ...], *, priorities: bool = True) -> None:
         """Read some fields only, in the schema's order, and priorities or none."""
-        self._reader.only(paths)
+        # What truncates a step is read in any case: see `_flags`.
+        read = (*paths, self._truncated) if self._truncated not in ("", *paths) else paths
+        self._reader.only(read)
         self._description = self._description.select(paths)
-        self._truncated = self._description.schema.role("truncated") or ""
         self.paths = paths
         if self._description.priorities and priorities:
             self.paths = (*paths, PRIORITY)
@@ -318,6 +328,9 @@ class RangesReader(Reader):
             cut = served.astype(bool).reshape(len(rows), -1).any(axis=1)
             cut &= (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
             flags[cut] |= TRUNCATED
+        if ranges.truncated is not None:
+            last_rows = (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
+            flags[last_rows & ranges.truncated[which]] |= TRUNCATED
         begins = self._gap[which] & (rows.positions == ranges.first[which])
         if begins.any():
             before = last[rows.env_ids]

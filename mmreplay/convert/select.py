@@ -224,7 +224,25 @@ def refuse_pairs(selection: Selection) -> None:
 def _episodes(reader: Reader, span: Span, selection: Selection) -> RowRanges:
     """The rows of the episodes that are selected, of what is left of a source."""
     facts = facts_of(reader, selection, span)
-    return facts.ranges(choose([facts], selection, reader.report))
+    chosen = choose([facts], selection, reader.report)
+    return facts.ranges(there(chosen, facts, reader, reader.report))
+
+
+def there(chosen: Bools, facts: EpisodeFacts, reader: Reader, notes: Notes) -> Bools:
+    """The chosen episodes that a live ring still has, bool ``[N]``.
+
+    Args:
+        chosen: bool ``[N]``.
+        facts: Of the source, which was read once.
+        reader: Of the source.
+        notes: Counts the others.
+    """
+    gone = chosen & (facts.first < reader.oldest()[facts.env_ids])
+    if gone.any():
+        notes.note(
+            f"{gone.sum():,} selected episodes were left out, as the writer overwrote rows of them"
+        )
+    return chosen & ~gone
 
 
 def facts_of(
@@ -246,9 +264,11 @@ def facts_of(
         condition = parse(selection.where, schema.fields, reward)
         for note in condition.notes:
             reader.report.note(f"where: {note}")
-    if selection.top is not None and not reward:
+    scalar = reward in schema.fields and math.prod(schema.fields[reward].shape or ()) == 1
+    if selection.top is not None and (not scalar or schema.fields[reward].varies):
         raise SchemaError(
-            "top needs returns, and no field has the role of the reward. Use where with sum(FIELD)."
+            "top needs returns, and no field of one number has the role of the reward. Use where "
+            "with sum(FIELD)."
         )
     returns = selection.top is not None
     return EpisodeFacts(reader, condition, span=span, returns=returns, source=source, before=before)
@@ -261,9 +281,10 @@ def choose(sources: Sequence[EpisodeFacts], selection: Selection, notes: Notes) 
         SchemaError: None is, of some.
     """
     total = sum(map(len, sources))
-    steps = [f"the source has {total:,} episodes"]
+    steps = notes.steps
+    steps.append(f"the source has {total:,} episodes")
     if len(sources) > 1:
-        steps = [f"the {len(sources):,} sources have {total:,} episodes"]
+        steps[-1] = f"the {len(sources):,} sources have {total:,} episodes"
     chosen = np.ones(total, bool)
     for name in ("episodes", "skip"):
         given = getattr(selection, name)
@@ -321,6 +342,7 @@ def numbered(name: str, selected: Any, total: int) -> Bools:
             f"{name} must be a slice, a list of integers or a table with a column 'number', got "
             f"{shown(selected)}. Pass such as slice(0, 100)."
         )
+    numbers = numbers.astype(np.int64) if not numbers.size else numbers
     beyond = numbers[(numbers < 0) | (numbers >= total)]
     if len(beyond):
         raise SchemaError(
@@ -339,10 +361,13 @@ def numbered(name: str, selected: Any, total: int) -> Bools:
 
 def _column_of(selected: Any) -> Any:
     """The numbers of a table of episodes; None of anything else."""
-    if hasattr(selected, "number"):
-        return selected.number
-    named = isinstance(selected, dict) or hasattr(selected, "columns")
-    return selected["number"] if named and "number" in selected else None
+    number = getattr(selected, "number", None)
+    if number is not None:
+        return number
+    names = selected if isinstance(selected, dict) else getattr(selected, "columns", ())
+    # pyarrow has the names apart.
+    names = getattr(selected, "column_names", names)
+    return selected["number"] if "number" in list(names) else None
 
 
 def _some(chosen: Bools, fraction: float, seed: int) -> Bools:
@@ -360,7 +385,7 @@ def _some(chosen: Bools, fraction: float, seed: int) -> Bools:
 
 def _best(chosen: Bools, sources: Sequence[EpisodeFacts], top: float, notes: Notes) -> Bools:
     """The whole episodes with the highest returns; of equal ones the earlier."""
-    if not is_number(top) or not top > 0 or (top >= 1 and top != int(top)):
+    if not is_number(top) or not 0 < top < math.inf or (top >= 1 and top != int(top)):
         raise SchemaError(
             f"top must be a share below 1 or a number of episodes, got {shown(top)}. Pass such as "
             "0.1 or 30."

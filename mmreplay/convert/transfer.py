@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mmreplay.buffer import opening
@@ -183,6 +184,24 @@ def open_source(
         # It decides between columns that become one field.
         options = {**options, "fields": selection.fields}
     return select(registry.open_reader(file_format, path, **options), selection)
+
+
+def opener_of(
+    path: Path, file_format: Format, options: Options, selection: Selection
+) -> Callable[[Selection | None], Reader]:
+    """What opens one of several sources.
+
+    Args:
+        path: Of the source.
+        file_format: Of it.
+        options: As `open_source` takes them.
+        selection: Of all sources: the formats that decide between columns that become
+            one field are given its fields.
+    """
+    takes_fields = "fields" in registry.options_of(file_format, "open_reader")
+    if file_format.name != BUFFER and takes_fields and not selection.reads_fields:
+        options = {**options, "fields": selection.fields}
+    return partial(open_source, path, file_format, options)
 
 
 def split_options(source: Format, target: Format, options: Options) -> tuple[Options, Options]:

@@ -12,10 +12,12 @@ class Notes:
     Attributes:
         notes: Facts: how ends were found, what was left out and why.
         doubts: Guesses that may be wrong; errors under ``strict``.
+        steps: How many episodes each step of a selection left.
     """
 
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         """Add a fact, once."""

@@ -281,6 +281,27 @@ def test_an_integer_that_int64_does_not_hold_is_named_by_its_episode():
     assert outcomes(parse("mean(n) > 3", fields), reader) == [False, True, True]
 
 
+def test_no_episode_meets_any_condition():
+    fields = {"n": mr.Field((), "int64")}
+    for text in ("length + 9223372036854775808 > 0", "any(n > 3)", "start(n) == 2", "sum(n) > 0"):
+        assert outcomes(parse(text, fields), Rows(1, [], fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("-18446744073709551615 in [1] or env == 0", True),
+        ("-18446744073709551615 in [-18446744073709551615] and env == 0", True),
+        ("0.5 in [1, 0.5] and env == 0", True),
+        ("True in [1] and env == 0", True),
+        ("2 in [1, 3] or env > 0", False),
+    ],
+)
+def test_written_numbers_are_listed_by_value(text, holds):
+    block = Block({}, np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.uint8))
+    assert outcomes(parse(text, {}), Rows(1, [block], {})) == [holds]
+
+
 # Texts that were made to do harm.
 
 FRAGMENTS = [

@@ -1,12 +1,18 @@
 """Several sources are read as one."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.convert import buffer_writer
+from mmreplay.convert.buffer_reader import BufferReader
+from mmreplay.convert.joined import join
+from mmreplay.convert.select import Selection
+from mmreplay.convert.transfer import transfer
+from mmreplay.errors import FormatError, SchemaError, SourceError, StaleError
 from mmreplay.testing.disks import QuickDisk, using
 from tests.convert import condition_twin as twin
 from tests.convert.test_where import NUMBER, random_ring, rows_of
@@ -311,6 +317,73 @@ def test_live_rings_are_read_up_to_the_rows_that_they_had(tmp_path, monkeypatch)
     with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
         # The episode that goes on is broken off.
         assert mr.episode_table(buffer).broken.tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("kind", ["ring", "file"])
+def test_a_source_that_is_replaced_between_two_looks_is_refused(tmp_path, monkeypatch, kind):
+    from mmreplay.convert import joined as module
+
+    paths = [ring(tmp_path / "a"), ring(tmp_path / "b", 6)]
+    if kind == "file":
+        mr.export(paths[0], tmp_path / "a.npz")
+        paths[0] = tmp_path / "a.npz"
+    choose = module.choose
+
+    def late(*arguments):
+        if kind == "ring":
+            shutil.rmtree(paths[0])
+            ring(paths[0], 900)
+        else:
+            mr.export(ring(tmp_path / "c", 900), paths[0], overwrite=True)
+        return choose(*arguments)
+
+    monkeypatch.setattr(module, "choose", late)
+    with pytest.raises(StaleError, match=r"a.* was changed or replaced since it was first looked"):
+        mr.load(paths, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_is_found_as_rows_are_read_is_said_of_each_source(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    for name in "ab":
+        table = pa.table({"x": [1.0, None, 3.0], "terminated": [False, False, True]})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    alone = mr.load(paths[0], tmp_path / "one")
+    assert "missing values of column 'x' became NaN" in alone.notes
+    both = mr.load(paths, tmp_path / "two")
+    assert {f"{path}: {each}" for path in paths for each in alone.notes} <= set(both.notes)
+
+
+def test_a_doubt_that_comes_as_rows_are_read_is_refused_by_strict(tmp_path):
+    class Doubtful(BufferReader):
+        def blocks(self, rows_per_block=None):
+            yield from super().blocks(rows_per_block)
+            self.report.doubt("these rows are odd")
+
+    def opener(path):
+        return lambda _: Doubtful(mr.ReplayBuffer.open(path), owned=True)
+
+    paths = [ring(tmp_path / "a"), ring(tmp_path / "b", 6)]
+    openers = [(path, opener(path)) for path in paths]
+
+    def write(description):
+        return buffer_writer.open_writer(tmp_path / "x", description, overwrite=False)
+
+    with join(openers, Selection()) as reader:
+        report = transfer(reader, write)
+    assert report.doubts == tuple(f"{path}: these rows are odd" for path in paths)
+    with (
+        join(openers, Selection()) as reader,
+        pytest.raises(SourceError, match=r"b: these rows are odd|a: these rows are odd"),
+    ):
+        transfer(
+            reader,
+            lambda about: buffer_writer.open_writer(tmp_path / "y", about, overwrite=False),
+            strict=True,
+        )
+    assert not (tmp_path / "y").exists()
 
 
 def test_one_source_is_open_at_a_time(tmp_path, monkeypatch):

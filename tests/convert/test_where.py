@@ -295,8 +295,100 @@ def test_what_selects_nothing_or_contradicts_itself_is_refused(ring, tmp_path, c
 
 def test_the_best_need_a_return(ring, tmp_path):
     mr.export(ring, tmp_path / "a.npz", fields=["observation", "terminated"])
-    with pytest.raises(SchemaError, match="top needs returns, and no field has the role of the"):
+    with pytest.raises(SchemaError, match="top needs returns, and no field of one number has the"):
         mr.load(tmp_path / "a.npz", tmp_path / "b", top=3)
+
+
+def test_the_best_need_a_reward_of_one_number(tmp_path):
+    schema = mr.Schema({"reward": mr.Field((2,), "float32")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.add(reward=[1, 2])
+    with pytest.raises(SchemaError, match="no field of one number has the role of the reward"):
+        mr.load(tmp_path / "a", tmp_path / "b", top=1)
+
+
+def test_tables_of_episodes_select_by_their_numbers(ring, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    with mr.ReplayBuffer.open(ring) as buffer:
+        table = mr.episode_table(buffer)
+    assert table.number.tolist() == [*range(16)]
+    best = table.pick(table.returns > 11)
+    assert best.number.tolist() == [13, 14, 15]
+    arrow = pa.table({"number": [15, 13, 14], "other": [1, 2, 3]})
+    tables = {"own": best, "dict": best.to_dict(), "arrow": arrow}
+    for name, each in tables.items():
+        mr.load(ring, tmp_path / name, episodes=each)
+        assert episodes_in(tmp_path / name) == [13, 14, 15]
+
+
+@pytest.mark.parametrize("nothing", [[], {"number": []}, np.zeros(0, np.int64)])
+def test_an_empty_list_selects_nothing_and_skips_nothing(ring, tmp_path, nothing):
+    with pytest.raises(SchemaError, match="no episode is selected: the source has 16 episodes"):
+        mr.load(ring, tmp_path / "a", episodes=nothing)
+    mr.load(ring, tmp_path / "b", skip=nothing)
+    assert episodes_in(tmp_path / "b") == [*range(16)]
+
+
+def cut_ring(path, end):
+    """Episodes of 3 steps; the first is ended by its next row alone."""
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((), "int64"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    with mr.ReplayBuffer.create(path, schema, 20) as buffer:
+        for step in range(9):
+            if step == 3:
+                end(buffer)
+            buffer.add(observation=step, terminated=step % 3 == 2 and step > 3, truncated=False)
+    return path
+
+
+@pytest.mark.parametrize("fields", [None, ["observation"], ["observation", "truncated"]])
+@pytest.mark.parametrize(
+    "choice", [{"episodes": [0, 2]}, {"where": "number != 1"}, {"episodes": slice(0, 1)}]
+)
+@pytest.mark.parametrize("kind", ["ring", "npz"])
+def test_a_step_that_its_next_row_truncates_stays_so(tmp_path, fields, choice, kind):
+    source = cut_ring(tmp_path / "a", lambda buffer: buffer.end_episodes())
+    if kind == "npz":
+        mr.export(source, tmp_path / "a.npz")
+        source = tmp_path / "a.npz"
+    mr.load(source, tmp_path / "b", **choice, fields=fields)
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        rows = buffer.gather_all()
+        flags = buffer.view.flags(rows.env_ids, rows.positions)
+    assert flags[2] & 4
+    assert (flags[3:] & 4 == 0).all()
+
+
+def test_episodes_that_a_writer_overwrites_between_two_passes_are_left_out(tmp_path, monkeypatch):
+    from mmreplay.convert import select as module
+
+    schema = mr.Schema({"x": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 12) as writer:
+
+        def add(step):
+            writer.add(x=step, terminated=step % 3 == 2)
+
+        for step in range(12):
+            add(step)
+        choose = module.choose
+
+        def late(*arguments):
+            for step in range(12, 16):
+                add(step)
+            return choose(*arguments)
+
+        monkeypatch.setattr(module, "choose", late)
+        report = mr.export(tmp_path / "a", tmp_path / "b.npz", where="length > 1")
+    assert report.rows == 6
+    assert "2 selected episodes were left out, as the writer overwrote rows of them" in report.notes
+    mr.load(tmp_path / "b.npz", tmp_path / "c")
+    with mr.ReplayBuffer.open(tmp_path / "c") as buffer:
+        assert buffer.gather_all()["x"].tolist() == [*range(6, 12)]
 
 
 def test_a_file_with_moved_rows_does_not_name_their_buffer(ring, tmp_path):
@@ -381,6 +473,8 @@ def test_numbers_come_from_a_file(cli, ring, tmp_path, text):
         (["--episodes", "1,-3"], 2, "got '-3'"),
         (["--episodes", "0:60000000,3"], 2, "--episodes must name at most 50,000,000 episodes"),
         (["--episodes", "3,1"], 3, "episodes must rise"),
+        (["--episodes", "4:1,2"], 2, "--episodes must name ranges that rise, got 4:1"),
+        (["--top", "inf"], 3, "top must be a share below 1 or a number of episodes, got inf"),
         (["--episodes", "@nowhere.txt"], 3, "nowhere.txt does not exist. Check the path after @"),
         (["--episodes", "@empty.txt"], 3, "empty.txt must hold numbers and ranges"),
         (["--episodes", "@words.txt"], 3, "got 'one'. Write one number in a line."),
@@ -405,3 +499,5 @@ def test_a_dry_run_counts_what_is_selected(cli, ring, tmp_path):
     words = ["-n", "--json", "--where", "length > 6"]
     plan = json.loads(cli(ring, tmp_path / "a.npz", *words)[1])
     assert plan["rows"] == 2 * (7 + 8)
+    assert plan["steps"] == ["the source has 16 episodes", "where leaves 4"]
+    assert "where leaves 4" in cli(ring, tmp_path / "a.npz", "-n", "--where", "length > 6")[1]
