@@ -205,6 +205,7 @@ def test_a_table_is_also_a_dict_of_columns(buffer):
         "headless",
         "running",
         "broken",
+        "number",
         "whole",
     ]
     assert type(columns) is dict
@@ -212,7 +213,7 @@ def test_a_table_is_also_a_dict_of_columns(buffer):
         assert column.shape == (len(table),)
         assert column.dtype == getattr(table, name).dtype
         assert column.tolist() == getattr(table, name).tolist()
-    assert [len(column) for column in table.newest(0).to_dict().values()] == [0] * 9
+    assert [len(column) for column in table.newest(0).to_dict().values()] == [0] * 10
 
 
 def test_pandas_makes_a_frame_of_a_table(buffer):

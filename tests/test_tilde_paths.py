@@ -144,7 +144,8 @@ def test_what_is_no_path_is_named_by_its_type(user_folder, value):
         lambda: mr.ReplayBuffer.create(value, schema(), 10),
         lambda: mr.ReplayDataset(value),
         lambda: mr.concat([value]),
-        lambda: mr.load(value, "~/target"),
+        # A list is one of sources.
+        lambda: mr.load([value] if isinstance(value, list) else value, "~/target"),
         lambda: mr.load("~/ring", value),
         lambda: mr.export("~/ring", value),
         lambda: mr.export(value, "~/file.npz"),

@@ -329,7 +329,7 @@ def test_an_empty_list_selects_nothing_and_skips_nothing(ring, tmp_path, nothing
     assert episodes_in(tmp_path / "b") == [*range(16)]
 
 
-def cut_ring(path, end):
+def truncated_ring(path, end):
     """Episodes of 3 steps; the first is ended by its next row alone."""
     schema = mr.Schema(
         {
@@ -352,7 +352,7 @@ def cut_ring(path, end):
 )
 @pytest.mark.parametrize("kind", ["ring", "npz"])
 def test_a_step_that_its_next_row_truncates_stays_so(tmp_path, fields, choice, kind):
-    source = cut_ring(tmp_path / "a", lambda buffer: buffer.end_episodes())
+    source = truncated_ring(tmp_path / "a", lambda buffer: buffer.end_episodes())
     if kind == "npz":
         mr.export(source, tmp_path / "a.npz")
         source = tmp_path / "a.npz"
