@@ -68,7 +68,13 @@ class EpisodeTable:
     headless: NDArray[np.bool_]
     running: NDArray[np.bool_]
     broken: NDArray[np.bool_]
-    number: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    number: Array = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+
+    def __setstate__(self, state: list[Any]) -> None:
+        # One that was pickled before episodes had numbers has none.
+        for name, value in zip(EpisodeTable.__slots__, [*state, state[0][:0]], strict=False):
+            object.__setattr__(self, name, value)
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         if len(self.number) != len(self.env_ids):

@@ -146,6 +146,7 @@ class Appender:
         self._let_go = None if callback is None else self._heads
         if self._committer is not None:
             # The thread raises limits ahead only over rows that the callback let go.
+            self._committer.holds = callback is not None
             self._committer.highest_limits = self._let_go
         if self._values is not None:
             self._values.ask_before(callback)

@@ -36,8 +36,9 @@ class Committer:
 
     Attributes:
         rows_modified: Rows that were there before have changed since the last commit.
+        holds: Rows are held: limits and tails are raised as far as that allows.
         highest_limits: int64 ``[E]``, no limit is raised beyond these, since rows are
-            held, or may yet be: before the first add, that is. None: any may be raised.
+            held, or may yet be: until an add wakes the thread. None: any may be raised.
         highest_tails: int64 ``[E]``, the same of tails that are raised for values.
     """
 
@@ -63,6 +64,7 @@ class Committer:
         self._commit_state = commit_state
         self._heap = store.heap_space(commit_state)
         # Rows are held from after the opening on, and none may be lost by then.
+        self.holds = False
         self.highest_limits: Array | None = commit_state.limits
         self.highest_tails: Array | None = commit_state.tails
         self._slot_lock = threading.Lock()
@@ -309,7 +311,9 @@ class Committer:
             raise no_thread("that commits", error, way_out) from error
 
     def wake(self) -> None:
-        """Ask the thread to raise the durable limits."""
+        """Ask the thread to raise the durable limits, as an add does."""
+        if not self.holds:
+            self.highest_limits = self.highest_tails = None
         if self._worker is not None:
             self._worker.put(None)
 
