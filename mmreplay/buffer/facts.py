@@ -127,7 +127,7 @@ class Facts:
         if used is None:
             return None
         rows, nbytes = self.buffer.span.lengths, metadata.heap_nbytes
-        # What may be given up ahead is not for rows: see `HeapSpace`.
+        # The reserve of the heap is not for rows: see `HeapSpace`.
         free = nbytes - heap_reserve_nbytes(metadata.schema, nbytes)
         held = (rows > 0) & (used > 0)
         fit = None

@@ -94,20 +94,25 @@ MEANT = {
 KINDS = {"text": "a text", "truth": "a condition", "bool": "true or false"}
 
 
-class Rows(Protocol):
-    """What conditions are evaluated on: some steps, or a table of episodes."""
+class Steps(Protocol):
+    """What is evaluated within a reduction: some steps."""
 
     def field(self, path: str) -> Any:
-        """Numbers ``[N, *shape]`` or texts ``[N]`` of some steps."""
+        """Numbers ``[N, *shape]`` or texts ``[N]``."""
+
+
+class Episodes(Protocol):
+    """What is evaluated outside of reductions: some episodes."""
 
     def fact(self, name: str) -> Any:
-        """Numbers or bools ``[N]`` of some episodes."""
+        """Numbers or bools ``[N]``."""
 
     def reduced(self, number: int) -> Any:
-        """What a reduction gave, ``[N]``, of some episodes."""
+        """What a reduction gave, ``[N]``; a `Truth` of ``any`` and ``all``."""
 
 
-Evaluate = Callable[[Rows], Any]
+Evaluate = Callable[[Any], Any]
+"""Called with `Steps` within a reduction, and with `Episodes` outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ class Condition:
     notes: list[str] = field(default_factory=list)
     _evaluate: Evaluate = field(default=lambda rows: rows)
 
-    def holds(self, episodes: Rows) -> Truth:
+    def holds(self, episodes: Episodes) -> Truth:
         """For which episodes it holds, and for which that is unknown."""
         return cast("Truth", self._evaluate(episodes))
 
@@ -570,7 +575,7 @@ class _Parser:
                 paths,
             )
 
-        def real(rows: Rows) -> Any:
+        def real(rows: Any) -> Any:
             with np.errstate(all="ignore"):
                 return operation(as_float64(left.evaluate(rows)), as_float64(right.evaluate(rows)))
 
@@ -622,7 +627,7 @@ class _Parser:
             self._check_pair(node, nodes[place : place + 2], items[place : place + 2], operation)
         shape = self._one_shape(node, *(item.shape for item in items))
 
-        def holds(rows: Rows) -> Truth:
+        def holds(rows: Any) -> Truth:
             values = [item.evaluate(rows) for item in items]
             pairs = (
                 _compare(operation, items[n], values[n], items[n + 1], values[n + 1])
@@ -682,7 +687,7 @@ class _Parser:
             items.append(rounded(item.written, made.dtype) if narrow else item.written)
         negated = isinstance(node.ops[0], ast.NotIn)
 
-        def holds(rows: Rows) -> Truth:
+        def holds(rows: Any) -> Truth:
             value = made.evaluate(rows)
             if made.kind == "text":
                 truth = Truth.of(reduce(operator.or_, (same_text(value, i) for i in items)))

@@ -8,7 +8,7 @@ so that they do not depend on how a source is cut into blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,7 +222,7 @@ class EpisodeFacts:
         return RowRanges(env_ids[begins], first[begins], stop[ends], truncated=truncated)
 
     def fact(self, name: str) -> Any:
-        """See `Rows.fact`."""
+        """See `Episodes.fact`."""
         return {
             "return": self.returns,
             "length": self.lengths,
@@ -235,12 +235,8 @@ class EpisodeFacts:
         }[name]
 
     def reduced(self, number: int) -> Any:
-        """See `Rows.reduced`."""
+        """See `Episodes.reduced`."""
         return self._values[number]
-
-    def field(self, path: str) -> Any:
-        """No field: of an episode there are facts and reductions."""
-        raise KeyError(path)
 
 
 def _facts(condition: Condition | None) -> set[str]:
@@ -258,20 +254,12 @@ class _Steps:
         return len(self._steps)
 
     def field(self, path: str) -> Any:
-        """See `Rows.field`."""
+        """See `Steps.field`."""
         if path not in self._columns:
             column, field = self._block.columns[path][self._steps], self._fields[path]
             numbers = column if field.varies else field.rules.numbers(field, column)
             self._columns[path] = numbers
         return self._columns[path]
-
-    def fact(self, name: str) -> Any:
-        """No fact: those are of episodes."""
-        raise KeyError(name)
-
-    def reduced(self, number: int) -> Any:
-        """No reduction: those are of episodes."""
-        raise KeyError(number)
 
 
 def grown(column: NDArray[Any], count: int) -> NDArray[Any]:
@@ -304,9 +292,8 @@ class Sums:
             weights = np.concatenate([sums[sections.episodes], flat])
             sums[sections.episodes] = np.bincount(which, weights, len(lengths))
             return
-        largest = max(abs(int(flat.max())), abs(int(flat.min())))
         before = sums[sections.episodes]
-        if sums.dtype == object or largest * (len(flat) + 1) + _largest(before) > INT64.max:
+        if sums.dtype == object or _largest(flat) * (len(flat) + 1) + _largest(before) > INT64.max:
             exact = np.add.reduceat(flat.astype(object), starts) + before
             if ((exact > INT64.max) | (exact < INT64.min)).any():
                 # What later blocks add may bring it back.
@@ -337,8 +324,11 @@ def _largest(numbers: NDArray[Any]) -> int:
     return max(abs(int(numbers.max())), abs(int(numbers.min()))) if len(numbers) else 0
 
 
-class _Accumulator:
+class _Accumulator(Protocol):
     """What a reduction has of each episode so far."""
+
+    _name: str
+    _of: Expression
 
     def __init__(self, reduction: Reduction) -> None:
         self._name, self._of = reduction.name, reduction.of
@@ -351,11 +341,9 @@ class _Accumulator:
             sections: Their episodes.
             count: Episodes so far.
         """
-        raise NotImplementedError
 
     def result(self, order: Ids, lengths: Ids) -> Any:
         """Its values of episodes in their order, ``[N]``."""
-        raise NotImplementedError
 
 
 def _numbers(of: Expression, rows: _Steps) -> NDArray[Any]:

@@ -148,8 +148,8 @@ class RunGrants:
         """Ask all shards what their rings count.
 
         A shard that was silent for `SILENT_S` counts as it did last, also where this
-        actor was restarted meanwhile. Until then nothing new is known, and what is
-        under way stays held.
+        actor was restarted since. Until then nothing new is known, and what is under
+        way stays held.
 
         Returns:
             Whether all shards answered.
