@@ -82,6 +82,7 @@ def test_a_name_next_to_a_file_is_defined_there(sentence):
     assert name in definitions(file[1]), sentence
 
 
+@pytest.mark.slow
 def test_names_without_a_file_are_defined_somewhere():
     known = {
         name
@@ -125,6 +126,7 @@ def threads_made():
     return found
 
 
+@pytest.mark.slow
 def test_each_thread_has_a_row():
     threads = rows(section("Threads and locks"), "thread", "runs")[1:]
     shown = [

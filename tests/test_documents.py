@@ -208,7 +208,7 @@ class Learner:
         return np.ones(len(batch))
 
 
-def filled(path, observation, num_envs=2, count=200):
+def filled(path, observation, num_envs=2, count=200, capacity=400):
     """A buffer with the fields that a page's buffer has, of random values."""
     rng = np.random.default_rng(0)
     schema = mr.Schema(
@@ -220,7 +220,7 @@ def filled(path, observation, num_envs=2, count=200):
             "truncated": mr.Field((), "bool"),
         }
     )
-    with mr.ReplayBuffer.create(path, schema, 3000, num_envs, autoreset="next_step") as buffer:
+    with mr.ReplayBuffer.create(path, schema, capacity, num_envs, autoreset="next_step") as buffer:
         shape = count, num_envs
         ends = np.zeros(shape, bool)
         ends[9::10] = True
@@ -242,8 +242,10 @@ def example_files(tmp_path_factory):
     nested = {"pixels": pixels, "joints": mr.Field((7,), "float32")}
     filled(folder / "runs" / "arm", nested)
     filled(folder / "runs" / "quick-start", mr.Field((4,), "float32"), num_envs=8)
-    filled(folder / "runs" / "cart", mr.Field((4,), "float32"), num_envs=4, count=5000)
-    filled(folder / "runs" / "damaged", mr.Field((4,), "float32"), count=1000)
+    filled(
+        folder / "runs" / "cart", mr.Field((4,), "float32"), num_envs=4, count=5000, capacity=3000
+    )
+    filled(folder / "runs" / "damaged", mr.Field((4,), "float32"), count=1000, capacity=3000)
     with (folder / "runs/damaged/data-000001/records.bin").open("r+b") as file:
         file.seek(1000)
         file.write(b"\x7f")

@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from mmreplay import kernels
 
 TESTS = Path(__file__).parent
@@ -68,6 +70,7 @@ def missing(name: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_names_that_tests_strike_exist():
     names = {
         name: path.relative_to(TESTS)

@@ -57,6 +57,7 @@ def test_free_space_is_that_of_the_disk_that_would_hold_the_path(tmp_path):
     assert abs(gap) < 1 << 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd"])
 @pytest.mark.parametrize("num_envs", [1, 3, 40])
 @pytest.mark.sliced(1)

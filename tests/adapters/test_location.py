@@ -238,6 +238,7 @@ def test_a_worker_that_ends_takes_its_temporary_folder_along(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
     monkeypatch.delenv("MMREPLAY_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -182,6 +182,7 @@ def test_nothing_of_a_generation_before_is_open_after_close(engine, sampler, tmp
         other.sample(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 def test_threads_that_draw_over_a_close_get_whole_batches_or_say_it_is_closed(engine, tmp_path):
     for attempt in range(10):

@@ -768,6 +768,7 @@ def test_kill_9_loses_no_value_that_was_acknowledged(tmp_path, lines):
     assert verify_buffer(tmp_path / "b").ok
 
 
+@pytest.mark.slow
 def test_readers_of_it_see_whole_values_while_the_heap_wraps(tmp_path, appended):
     torn, stop, seen = [], threading.Event(), []
     with make_tokens(tmp_path / "b") as buffer:

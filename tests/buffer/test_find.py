@@ -17,6 +17,7 @@ from mmreplay.buffer.reader import GenerationReader
 from mmreplay.episodes import column_index
 from mmreplay.errors import SchemaError
 from tests.buffer.support import Twin, schema
+from tests.slices import count
 
 
 def expected(buffer, path, value):
@@ -135,7 +136,9 @@ class TwoEnvironments(Machine):
 
 
 # Few steps are enough for a ring of seven rows to lap; no deadline, files are made.
-Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+Machine.TestCase.settings = settings(
+    max_examples=count(40, 15), stateful_step_count=12, deadline=None
+)
 TwoEnvironments.TestCase.settings = Machine.TestCase.settings
 TestOneEnvironment = Machine.TestCase
 TestTwoEnvironments = TwoEnvironments.TestCase

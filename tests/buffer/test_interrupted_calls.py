@@ -169,6 +169,7 @@ def test_an_extend_struck_anywhere(tmp_path, layout, env_ids, final):
     struck.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_ids", [None, [1]])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.sliced(1)

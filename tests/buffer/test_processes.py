@@ -349,6 +349,7 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
             assert reader.capacity == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.sliced(1)
 def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mode):

@@ -178,6 +178,7 @@ def test_record_says_where_the_ring_keeps_fewer(cli, facts, tmp_path):
     assert "mmreplay resize" in told[1]
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_an_interrupted_recording_keeps_what_it_has(facts, tmp_path):
     pytest.importorskip("gymnasium")

@@ -357,6 +357,7 @@ def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(cli, tmp_path
     assert "Warning" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rewards", [[np.inf, -np.inf, 1.0], [1e308] * 3, [np.nan] * 3])
 @pytest.mark.sliced(1)
 def test_numbers_that_are_not_finite_or_overflow_are_printed(tmp_path, rewards):

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -515,11 +515,18 @@ USES: dict[str, SamplerUse] = {
 }
 
 
-def sampler_cells() -> Cells:
-    """Each sampler with each of its uses."""
+def some(columns: Iterable[str], row: int, every: int) -> list[str]:
+    """One in so many columns of a row; its neighbours have others."""
+    return [name for at, name in enumerate(columns) if at % every == row % every]
+
+
+def sampler_cells(every: int = 1) -> Cells:
+    """Each sampler with each of its uses, or with `some`."""
     return {
-        name: {use: cell(partial(do, make=make), make is Own) for use, do in USES.items()}
-        for name, make in SAMPLERS.items()
+        name: {
+            use: cell(partial(USES[use], make=make), make is Own) for use in some(USES, row, every)
+        }
+        for row, (name, make) in enumerate(SAMPLERS.items())
     }
 
 
@@ -734,11 +741,11 @@ def transform_cell(name: str, kind: FieldKind) -> str:
     return cell(do)
 
 
-def transform_cells() -> Cells:
-    """Each transform with each kind of field that it works on."""
+def transform_cells(every: int = 1) -> Cells:
+    """Each transform with each kind of field that it works on, or with `some`."""
     return {
-        name: {each: transform_cell(name, kind) for each, kind in KINDS.items()}
-        for name in TRANSFORMS
+        name: {each: transform_cell(name, KINDS[each]) for each in some(KINDS, row, every)}
+        for row, name in enumerate(TRANSFORMS)
     }
 
 
@@ -988,17 +995,19 @@ FIELD_USES: dict[str, Any] = {
 }
 
 
-def field_cells() -> Cells:
-    """Each kind of field with each of its uses."""
+def field_cells(every: int = 1) -> Cells:
+    """Each kind of field with each of its uses, or with `some`."""
     return {
-        name: {use: cell(partial(do, kind=kind)) for use, do in FIELD_USES.items()}
-        for name, kind in KINDS.items()
+        name: {
+            use: cell(partial(FIELD_USES[use], kind=kind)) for use in some(FIELD_USES, row, every)
+        }
+        for row, (name, kind) in enumerate(KINDS.items())
     }
 
 
 # What is recorded and shown.
 
-TABLES: dict[str, Callable[[], Cells]] = {
+TABLES: dict[str, Callable[[int], Cells]] = {
     "samplers": sampler_cells,
     "transforms": transform_cells,
     "fields": field_cells,
@@ -1062,7 +1071,7 @@ def with_table(text: str, name: str, table: str) -> str:
 
 def main() -> None:
     """Compute all cells, record them and write the tables of the pages."""
-    tables = {name: make() for name, make in TABLES.items()}
+    tables = {name: make(1) for name, make in TABLES.items()}
     broken = [
         f"{table}: {row} x {column}: {what}"
         for table, cells in tables.items()

@@ -52,6 +52,7 @@ def assert_drawn_by(batches, wanted):
     assert_distribution(drawn, wanted)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract(tmp_path):
     check_sampler(ThirdsSampler, tmp_path)
 

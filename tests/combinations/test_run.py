@@ -45,6 +45,7 @@ def test_its_script_shows_it_again(faulty, capsys):
     assert "AssertionError: they meet" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_failure_once_and_says_so(faulty, capsys):
     words = ["--cases", "30", "--seed", "3", "--consumer", "faulty"]
     assert combinations.main(words) == 1

@@ -279,6 +279,7 @@ def test_closing_the_buffer_first_is_no_deadlock(tmp_path):
     auto.close()
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_a_killed_writer_leaves_whole_files_and_a_whole_buffer(tmp_path):
     """Rows that were given up are in a file, and no file is cut, at any instant."""
@@ -354,6 +355,7 @@ assert when == "before" or begun.wait(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted", [["npz"], ["npz", "compression=deflate"], ["csv"], ["parquet"], ["buffer"]]
 )

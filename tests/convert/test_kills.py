@@ -243,6 +243,7 @@ def test_killed_at_any_call_to_the_disk(tmp_path, source, way, kind):
         number += 11
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_killed_while_shards_are_written(tmp_path, source):
     made = Sealing(tmp_path, source, WAYS["npz"])

@@ -387,7 +387,7 @@ def test_rows_that_a_smaller_heap_cannot_hold_are_left_out_and_counted(tmp_path)
 
 @pytest.mark.parametrize("heap_bytes", [None, pytest.param(4096, marks=pytest.mark.slow)])
 @EVERY
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(1)
 def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(name, heap_bytes, tmp_path):
     options = {"capacity": 60, "steps": 70, "heap_bytes": 65536}
     with make(tmp_path / "source", layout="time_major", **options) as source:
@@ -450,6 +450,7 @@ def test_of_final_rows_only_observations_have_values(engine, tmp_path):
         assert row["observation"].tobytes() == expected[place]["observation"].tobytes()
 
 
+@pytest.mark.slow
 def test_a_compressed_ring_becomes_files_and_a_ring_of_either_engine(tmp_path):
     # Its heap holds the values of some of its rows, and its shards those of all.
     with make(tmp_path / "source", engine="zarr", capacity=60, steps=70, heap_bytes=4096) as source:

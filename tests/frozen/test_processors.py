@@ -53,6 +53,7 @@ def answers(what):
     return found
 
 
+@pytest.mark.slow
 def test_masses_are_the_same_on_every_processor():
     found = answers("masses")
     powers = {each.pop("powers") for each in found.values()}

@@ -169,6 +169,7 @@ def test_a_killed_writer_leaves_every_published_value(tmp_path):
     buffer.close()
 
 
+@pytest.mark.slow
 def test_removed_values_make_space_though_no_shard_holds_them(tmp_path):
     # Fewer rows than a shard has, of more bytes than the heap has.
     buffer = create(tmp_path / "ring", heap_bytes=4 * HEAP_BYTES)
@@ -184,6 +185,7 @@ def test_removed_values_make_space_though_no_shard_holds_them(tmp_path):
     buffer.close()
 
 
+@pytest.mark.slow
 def test_two_environments_seal_each_by_itself(tmp_path):
     buffer = create(tmp_path / "ring", num_envs=2, autoreset="disabled")
     assert buffer.layout == "env_major"
@@ -319,6 +321,7 @@ def test_draws_hold_values_of_shards_and_of_the_heap(tmp_path, read_mode):
 # With any Zarr reader
 
 
+@pytest.mark.slow
 def test_zarr_python_reads_the_values_of_a_closed_buffer_unaided(ring):
     zarr = pytest.importorskip("zarr")
     with mr.ReplayBuffer.open(ring) as buffer:
@@ -357,6 +360,7 @@ def test_a_group_without_its_buffer_is_refused_by_the_fields_name(ring, tmp_path
 # Copies
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_live_buffer_can_be_written_on(tmp_path):
     writer = filled(tmp_path / "ring", 250)
     stop = threading.Event()

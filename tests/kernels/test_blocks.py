@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mmreplay import kernels
 from mmreplay.kernels import rows as twin
 from mmreplay.schema.field import REFERENCE
+from tests import slices
 
 C = kernels.choose("rows", "").module
 KERNELS = [twin] if C is twin else [twin, C]
@@ -90,7 +91,7 @@ values_of = st.integers(1, 2).flatmap(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@settings(max_examples=300)
+@settings(max_examples=slices.count(300, 100))
 @given(values_of, st.data())
 def test_values_lie_as_they_do_one_by_one(kernel, values, data):
     envs = len(values[0][0])

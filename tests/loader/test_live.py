@@ -88,6 +88,7 @@ def test_a_loader_sees_whole_rows_of_a_ring_that_wraps(tmp_path, kind, mode):
     assert seen > 1000
 
 
+@pytest.mark.slow
 def test_workers_see_whole_rows_of_a_ring_that_wraps(tmp_path):
     child = begun(tmp_path / "b", FIELDS, LAPS, 0)
     stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(seed=0), 128)

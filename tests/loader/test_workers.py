@@ -138,6 +138,7 @@ def test_persistent_workers_see_a_growing_buffer(tmp_path, workers, context):
     buffer.close()
 
 
+@pytest.mark.slow
 def test_workers_follow_a_writer_that_overwrites_what_was_drawn(tmp_path):
     buffer = fill(tmp_path / "b", capacity=100, close=False)
     dataset = mr.ReplayDataset(buffer)

@@ -200,7 +200,7 @@ class RingMachine(RuleBasedStateMachine):
 @pytest.mark.model
 def test_the_ring_is_what_the_oracle_says(tmp_path):
     chosen = settings(
-        max_examples=2000 if EXPLORES else count(60, 20), stateful_step_count=60 if EXPLORES else 30
+        max_examples=2000 if EXPLORES else count(60, 12), stateful_step_count=60 if EXPLORES else 30
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: RingMachine(tmp_path), settings=chosen)

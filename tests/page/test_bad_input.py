@@ -110,6 +110,7 @@ def public(tmp_path):
         os.chmod(parent, mode)
 
 
+@pytest.mark.slow
 def test_paths_without_a_buffer_are_named(path, tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -141,6 +142,7 @@ def test_a_foreign_zarr_is_shown(serve, tmp_path, rng):
         assert server.get(f"/api/b/0/{route}")[0] == 200, route
 
 
+@pytest.mark.slow
 def test_a_buffer_that_may_not_be_read(public, rng):
     before = as_nobody()
     path = make_buffer(public / "mine", rng)
@@ -155,6 +157,7 @@ def test_a_buffer_that_may_not_be_read(public, rng):
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_buffer_that_may_not_be_written_is_shown(serve, public, rng):
     before = as_nobody()
     path = make_buffer(public / "mine", rng)
@@ -456,6 +459,7 @@ with mr.ReplayBuffer.open(sys.argv[1], sampler=sampler) as buffer:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_a_trainer_that_starts_while_draws_are_shown_has_its_priorities_on_disk(serve, path, rng):
     sampler = mr.PrioritizedSampler(seed=0)
@@ -582,6 +586,7 @@ def test_requests_beyond_the_bounds_of_http(serve, path):
     response.close()
 
 
+@pytest.mark.slow
 def test_a_resize_and_a_removal_by_another_process(serve, path):
     server = serve(path)
     assert server.json("/api/b/0/overview")["capacity"] == 1000

@@ -115,6 +115,7 @@ def test_every_value_comes_along_also_those_that_the_heap_gave_up(rings, tmp_pat
     assert_repaired(made, [], [], count=300)
 
 
+@pytest.mark.slow
 def test_in_place_both_change_places(damaged):
     made = mr.repair(damaged, in_place=True)
     assert made.target == damaged

@@ -52,6 +52,7 @@ def dying(path, at, resized):
     os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("resized", [False, True])
 @pytest.mark.sliced(1)

@@ -26,6 +26,7 @@ from mmreplay.testing.disks import using
 from tests.buffer.support import Twin
 from tests.model.test_machine import QuickDisk
 from tests.samplers.priority_model import PriorityModel, check
+from tests.slices import count
 
 KINDS = st.sampled_from(["", "", "", "t", "u"])
 EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
@@ -200,7 +201,7 @@ def drop(sampler):
 @pytest.mark.model
 def test_priorities_are_what_the_dict_says(tmp_path):
     chosen = settings(
-        max_examples=2000 if EXPLORES else 60, stateful_step_count=60 if EXPLORES else 25
+        max_examples=2000 if EXPLORES else count(60, 20), stateful_step_count=60 if EXPLORES else 25
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: PriorityMachine(tmp_path), settings=chosen)

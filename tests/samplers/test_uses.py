@@ -115,6 +115,7 @@ DISTINCT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", DISTINCT)
 @pytest.mark.parametrize("used", [3, 6])
 @pytest.mark.sliced(1)

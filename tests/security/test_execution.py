@@ -25,6 +25,7 @@ def audited(folder, *options):
     return json.loads(told), done.stderr
 
 
+@pytest.mark.slow
 def test_opening_drawing_verifying_and_converting_execute_nothing(tmp_path):
     pytest.importorskip("h5py")
     found, refused = audited(tmp_path)

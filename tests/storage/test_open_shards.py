@@ -48,6 +48,7 @@ def test_all_is_read_checked_and_repaired(path, tmp_path):
     assert (batch["large"] == batch.positions[:, None]).all()
 
 
+@pytest.mark.slow
 def test_a_draw_of_more_shards_than_can_be_open_is_split(path, monkeypatch):
     monkeypatch.setattr(shards, "_most_open", lambda: 4096)
     with mr.ReplayBuffer.open(path) as buffer:

@@ -89,6 +89,7 @@ def test_complexity_counts_branches_conditions_and_operands():
     assert seams.complexity(tree.body[0]) == 9
 
 
+@pytest.mark.slow
 def test_the_page_on_architecture_says_how_large_core_and_satellites_are():
     text = (seams.ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `?(\w+)`? \| (\d+) \| ([\d,]+) \|", text, re.M)

@@ -159,6 +159,7 @@ def test_the_tool_prints_and_does_not_fail():
     assert done.stdout.startswith("folder")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", words.FOLDERS)
 def test_no_name_of_the_project_is_an_old_one(folder):
     assert words.listing(words.search([folder])) == []

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmreplay.storage.zarr.sealing import Sealer
+from tests.slices import count
 from tests.torture import test_call_sites as sites
 from tests.torture import test_snapshot_sites as copies
 from tests.torture.test_call_sites import (  # noqa: F401
@@ -62,7 +63,7 @@ def test_a_kill_or_power_cut_at_some_calls_loses_nothing(
     monkeypatch.setattr(sites, "num_calls", lambda *_: 0)
     monkeypatch.setattr(sites, "IMAGES", 1)
     crash = test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer
-    for at in range(0, total, 11):
+    for at in range(0, total, count(11, 33)):
         monkeypatch.setattr(sites, "range", lambda *_, at=at: [at], raising=False)
         crash(name, prepared, tmp_path)
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import mmreplay as mr
 from mmreplay.errors import SchemaError
 from mmreplay.transforms import advantages
+from tests.slices import count
 from tests.transforms.world import World, distance
 
 KINDS = st.sampled_from(["", "", "", "t", "u", "tu"])
@@ -103,7 +104,7 @@ def both(**options):
     return [mr.GAE(**options), mr.LambdaReturn(**options)]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=count(120, 50), deadline=None)
 @given(st.data())
 def test_estimates_equal_the_sums(data):
     draw = data.draw

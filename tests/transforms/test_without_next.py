@@ -60,7 +60,7 @@ def every_window(buffer, **shape):
 
 
 @pytest.mark.parametrize(("autoreset", "final"), MODES)
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_each_step_of_each_small_ring_is_a_legal_start(autoreset, final):
     for twin in small_rings(autoreset, final, [mr.WithoutNext()]):
         buffer, oracle = twin.buffer, twin.oracle
