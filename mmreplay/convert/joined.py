@@ -20,21 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
-from mmreplay.convert.base import Block, Notes, Reader
+from mmreplay.convert.base import Block, Notes, Reader, name_source
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
+from mmreplay.convert.provenance import PROVENANCE
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.convert.select import (
+    Origin,
+    Selected,
     Selection,
     bounds_of,
+    check_selection,
     choose,
+    divide,
     env_mask,
     facts_of,
     paths_of,
-    refuse_pairs,
     there,
 )
-from mmreplay.convert.transfer import name_source
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
@@ -42,8 +45,7 @@ from mmreplay.schema import Field, Schema
 Ids = NDArray[np.int64]
 Envs = Literal["append", "stack"]
 JOINS: tuple[Envs, ...] = ("append", "stack")
-Opener = Callable[[Selection | None], Reader]
-"""Opens the selected part of a source; of None all of it."""
+Opener = Callable[[], Reader]
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ class Source:
 
     Attributes:
         path: Of it.
-        open: Opens a reader of it.
+        open: Opens a reader of all of it.
         identity: What says that it is still the same one.
         description: As it was at the first look.
         ranges: The rows of it that are read.
@@ -72,11 +74,11 @@ class Source:
 
 def join(
     openers: Sequence[tuple[Path, Opener]], selection: Selection, envs: Envs = "append"
-) -> JoinedReader:
-    """Read what is selected of several sources, in their order.
+) -> dict[str, Selected]:
+    """What is selected of several sources, in their order, by the names of splits.
 
     Episodes are numbered over all of them. Final rows whose step is not in the source
-    are left out.
+    are left out. Without splits the one name is ``""``.
 
     Args:
         openers: Path of each, and what opens it.
@@ -88,7 +90,7 @@ def join(
         SchemaError: The sources do not fit together: which one, and what to do.
     """
     one_of("envs", envs, JOINS)
-    refuse_pairs(selection)
+    check_selection(selection)
     if selection.ranges is not None:
         raise SchemaError(
             "select names rows of one source, and there are several. Convert that source by itself."
@@ -98,7 +100,7 @@ def join(
     sources: list[Source] = []
     facts: list[EpisodeFacts] = []
     for path, opener in openers:
-        with name_source(path), opener(None) as reader:
+        with name_source(path), opener() as reader:
             description = reader.describe()
             if not sources and selection.fields is not None:
                 paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
@@ -113,17 +115,35 @@ def join(
             _add(notes, path, reader.report)
             none = np.full(description.num_envs, -1)
             identity = _identity(reader, path)
+            # What has no engine of its own becomes a buffer as any file does.
+            description = replace(description, engine=reader.engine or "memmap")
             sources.append(Source(path, opener, identity, description, RowRanges.of([]), none))
     chosen = choose(facts, selection, notes)
-    stops = np.cumsum([len(each) for each in facts])
-    for source, each, stop in zip(sources, facts, stops, strict=True):
-        mine = chosen[stop - len(each) : stop]
+    edges = np.cumsum([0, *map(len, facts)]).tolist()
+    of_each = [slice(*each) for each in pairwise(edges)]
+    for source, each, mine in zip(sources, facts, of_each, strict=True):
         with _open(source) as reader:
-            source.ranges = each.ranges(there(mine, each, reader, notes))
+            chosen[mine] = there(chosen[mine], each, reader, notes)
+            source.ranges = each.ranges(chosen[mine])
     if selection.rows is not None:
         _slice_rows(sources, selection.rows)
-    _refuse_twice(sources)
-    return JoinedReader(sources, envs, notes, paths)
+        notes.steps.append(f"rows leaves {sum(each.ranges.rows for each in sources):,} rows")
+    if not selection.unique:
+        _refuse_twice(sources)
+    selected = {}
+    for name, taken in divide(chosen, selection, notes).items():
+        some = sources
+        if selection.splits is not None:
+            some = [
+                replace(source, ranges=each.ranges(taken[mine]))
+                for source, each, mine in zip(sources, facts, of_each, strict=True)
+            ]
+        origins = [
+            Origin(source.description, source.ranges, (len(each), int(taken[mine].sum())))
+            for source, each, mine in zip(some, facts, of_each, strict=True)
+        ]
+        selected[name] = Selected(JoinedReader(some, envs, notes, paths), origins)
+    return selected
 
 
 class JoinedReader(Reader):
@@ -173,7 +193,8 @@ class JoinedReader(Reader):
         priorities = {source.description.priorities for source in sources}
         if priorities - {""} and len(priorities) > 1:
             notes.doubt("priorities were left out, as not every source has those of one sampler")
-        for key in sorted({key for each in sources for key in each.description.user}):
+        keys = {key for each in sources for key in each.description.user}
+        for key in sorted(keys - {PROVENANCE}):
             if any(each.description.user.get(key) != first.user.get(key) for each in sources):
                 notes.doubt(
                     f"user metadata {key!r} differs between sources: the first one's was taken"
@@ -259,7 +280,7 @@ def _open(source: Source) -> Iterator[Reader]:
     Raises:
         StaleError: It is another one by now, or rows of it were discarded.
     """
-    with name_source(source.path), source.open(None) as reader:
+    with name_source(source.path), source.open() as reader:
         if _identity(reader, source.path) != source.identity:
             raise StaleError(
                 f"{source.path} was changed or replaced since it was first looked at. Run the "

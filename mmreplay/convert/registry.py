@@ -386,6 +386,21 @@ def target_format(path: Path, name: str | None = None) -> Format:
     return formats()[BUFFER]
 
 
+def split_suffix(file_format: Format, folder: Path) -> str:
+    """The ending of the names of files of a format in a folder of splits.
+
+    Raises:
+        FormatError: The folder has the name of a file.
+    """
+    if _by_suffix(folder):
+        raise FormatError(
+            f"{folder} must be the name of a folder, as splits are several files, got one of a "
+            f"file. Leave out its suffix, and pass format={file_format.name!r} (--to "
+            f"{file_format.name})."
+        )
+    return next(iter(file_format.suffixes), "")
+
+
 def _able(file_format: Format, attribute: str, verb: str) -> Format:
     if getattr(file_format, attribute):
         return file_format
