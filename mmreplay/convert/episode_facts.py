@@ -134,6 +134,7 @@ class EpisodeFacts:
         lengths: int64 ``[N]``, steps; final rows are none.
         terminated: bool ``[N]``, by a flag.
         truncated: bool ``[N]``, likewise, or by the CUT of the row after it.
+        begun: bool ``[N]``, with their beginning.
         complete: bool ``[N]``, with their beginning and an end.
         returns: float64 ``[N]``, where the condition names them or they are asked for;
             else empty.
@@ -269,7 +270,8 @@ class EpisodeFacts:
         )
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
-        self.complete = (facts["begun"][order] != 0) & (self.terminated | self.truncated)
+        self.begun = facts["begun"][order] != 0
+        self.complete = self.begun & (self.terminated | self.truncated)
         if self._digests is not None:
             self.digests = self._digests.result(facts["flags"])[order]
         if self._sums:

@@ -33,13 +33,12 @@ from mmreplay.convert.select import (
     check_selection,
     choose,
     divide,
-    env_mask,
     facts_of,
     paths_of,
+    span_of,
     there,
 )
 from mmreplay.errors import SchemaError, StaleError
-from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
 
 Ids = NDArray[np.int64]
@@ -106,10 +105,7 @@ def join(
                 paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
             if sources:
                 _refuse_unequal(sources[0], path, description, envs, paths)
-            span = Span(description.first, description.stop)
-            if selection.env_ids is not None:
-                mask = env_mask(description.num_envs, selection.env_ids)
-                span = Span(np.where(mask, span.first, span.stop), span.stop)
+            span = span_of(description, selection)
             before = sum(map(len, facts))
             facts.append(facts_of(reader, selection, span, source=len(facts), before=before))
             _add(notes, path, reader.report)

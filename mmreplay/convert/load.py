@@ -140,8 +140,11 @@ def load(
     several = list(source) if isinstance(source, list | tuple) else [source]  # type: ignore[list-item]  # one that is no list
     if not several:
         raise SchemaError("source must name at least one file or folder, got an empty list.")
-    sources = [_located(each, target, format, options) for each in several]
+    sources = [source_of(each, format, options) for each in several]
     target_path = local(target, "target")
+    for each in sources:
+        is_buffer = each.format.name == registry.BUFFER
+        refuse_inside(target_path, each.path if is_buffer else None)
     if splits is not None:
         registry.split_suffix(registry.named(registry.BUFFER), target_path)
     selection = selection_of(
@@ -178,10 +181,22 @@ def load(
     )
 
 
-def _located(
-    source: StrPath | MinariDataset, target: StrPath, format: str | None, options: dict[str, object]
+def source_of(
+    source: StrPath | MinariDataset,
+    format: str | None = None,
+    options: dict[str, object] | None = None,
 ) -> Source:
-    """A source, with the options that its reader takes."""
+    """What `load` reads a source as.
+
+    Args:
+        source: As `load` takes it.
+        format: Name of its format, where it does not show it.
+        options: For its reader.
+
+    Raises:
+        FormatError: It does not exist, or is of no known format.
+    """
+    options = options or {}
     named = format in (None, "minari") and not isinstance(source, os.PathLike)
     if named and (dataset := minari.located(source)) is not None:
         source, minari_options = dataset
@@ -189,7 +204,4 @@ def _located(
     path = local(cast("StrPath", source), "source", remote=True)
     if isinstance(source, ZarrSource):
         options = {**source.options, **options}
-    source_format = registry.source_format(path, format)
-    is_buffer = source_format.name == registry.BUFFER
-    refuse_inside(local(target, "target"), path if is_buffer else None)
-    return Source(path, source_format, options)
+    return Source(path, registry.source_format(path, format), options)

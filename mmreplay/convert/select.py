@@ -157,10 +157,7 @@ def select(reader: Reader, selection: Selection) -> dict[str, Selected]:
                 )
             ranged = select_ranges(reader, selection.ranges)
             return {"": Selected(_read(ranged, paths), [Origin(description, ranged.ranges)])}
-        span = Span(description.first, description.stop)
-        if selection.env_ids is not None:
-            mask = env_mask(description.num_envs, selection.env_ids)
-            span = Span(np.where(mask, span.first, span.stop), span.stop)
+        span = span_of(description, selection)
         ranges = RowRanges.of_span(span)
         origins = {"": Origin(description, ranges)}
         if selection.by_episode:
@@ -229,6 +226,19 @@ def _unknown(name: object, paths: tuple[str, ...], known: Iterable[str]) -> Sche
     return SchemaError(
         f"fields must be fields or subtrees of {', '.join(paths[:20])}, got {shown(name)}. {advice}"
     )
+
+
+def span_of(description: Description, selection: Selection) -> Span:
+    """The rows of the environments that are selected.
+
+    Raises:
+        SchemaError: One of them is none.
+    """
+    span = Span(description.first, description.stop)
+    if selection.env_ids is None:
+        return span
+    mask = env_mask(description.num_envs, selection.env_ids)
+    return Span(np.where(mask, span.first, span.stop), span.stop)
 
 
 def env_mask(num_envs: int, env_ids: ArrayLike) -> NDArray[np.bool_]:
@@ -320,7 +330,13 @@ def there(chosen: Bools, facts: EpisodeFacts, reader: Reader, notes: Notes) -> B
 
 
 def facts_of(
-    reader: Reader, selection: Selection, span: Span, *, source: int = 0, before: int = 0
+    reader: Reader,
+    selection: Selection,
+    span: Span,
+    *,
+    source: int = 0,
+    before: int = 0,
+    returns: bool = False,
 ) -> EpisodeFacts:
     """What a selection asks of a source's episodes.
 
@@ -330,6 +346,7 @@ def facts_of(
         span: The rows to look at.
         source: See `EpisodeFacts`, as the next one.
         before: See there.
+        returns: Sum rewards in any case, where they are numbers.
     """
     schema = reader.describe().schema
     reward = schema.role("reward") or ""
@@ -338,8 +355,9 @@ def facts_of(
         condition = parse(selection.where, schema.fields, reward)
         for note in condition.notes:
             reader.report.note(f"where: {note}")
-    scalar = reward in schema.fields and math.prod(schema.fields[reward].shape or ()) == 1
-    if selection.top is not None and (not scalar or schema.fields[reward].varies):
+    field = schema.fields.get(reward)
+    scalar = field is not None and not field.varies and math.prod(field.shape) == 1
+    if selection.top is not None and not scalar:
         raise SchemaError(
             "top needs returns, and no field of one number has the role of the reward. Use where "
             "with sum(FIELD)."
@@ -348,7 +366,7 @@ def facts_of(
         reader,
         condition,
         span=span,
-        returns=selection.top is not None,
+        returns=scalar and (returns or selection.top is not None),
         digests=selection.unique,
         source=source,
         before=before,
