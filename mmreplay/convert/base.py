@@ -153,6 +153,10 @@ class Reader(Protocol):
         """What another reader of the same rows says as well; None where not known."""
         return None
 
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """Which of several sources a row is of; None of the only one."""
+        return None
+
     def oldest(self) -> NDArray[np.int64]:
         """The oldest rows there now, int64 ``[E]``: of a live ring they rise."""
         return self.describe().first
@@ -193,6 +197,10 @@ class ReaderOf(Reader):
     def narrow(self, span: Span) -> None:
         """See `Reader.narrow`."""
         self._reader.narrow(span)
+
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """See `Reader.path_of`."""
+        return self._reader.path_of(env_id, position)
 
     def close(self) -> None:
         """See `Reader.close`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -169,6 +170,10 @@ class EachNth(ReaderOf):
     def narrow(self, span: Span) -> None:
         """See `Reader.narrow`: the span is of other positions."""
 
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """See `Reader.path_of`: the rows have other positions."""
+        return None
+
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`."""
         return self._fewer(self._reader.marks())
@@ -304,10 +309,10 @@ class MappedReader(ReaderOf):
 
     def _call(self, episode: Block, steps: int) -> dict[str, Any]:
         """What the function changes of an episode, as it is stored."""
-        at = (
-            f"map {self._name}: the episode at position {episode.positions[0]} of environment "
-            f"{episode.env_ids[0]}"
-        )
+        env_id, position = int(episode.env_ids[0]), int(episode.positions[0])
+        source = self._reader.path_of(env_id, position)
+        at = f"map {self._name}: the episode at position {position} of environment {env_id}"
+        at += "" if source is None else f", of {source},"
         fields = self._description.schema.fields
         given = {
             path: given_values(fields[path], column[:steps])

@@ -163,10 +163,9 @@ def export(
 
 def _source(buffer: ReplayBuffer | StrPath, options: Options, stack: ExitStack) -> Source:
     """A buffer as a source of a conversion."""
-    buffers = registry.named(registry.BUFFER)
     if isinstance(buffer, ZarrSource):
         # It also holds options; a path would lose them.
         buffer = stack.enter_context(ReplayBuffer.open(buffer))
     if isinstance(buffer, ReplayBuffer):
-        return Source(buffer.path, buffers, options, buffer)
-    return Source(absolute(buffer), buffers, options)
+        return Source(buffer.path, registry.BUFFERS, options, buffer)
+    return Source(absolute(buffer), registry.BUFFERS, options)

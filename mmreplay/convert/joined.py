@@ -59,6 +59,7 @@ class Source:
         ranges: The rows of it that are read.
         continue_from: int64 ``[E]``, where its rows begin behind those of other
             sources; -1 where none stand before them. See `RangesReader`.
+        stop: int64 ``[E]``, where its rows end then.
         envs: The first of its environments among those of all.
     """
 
@@ -68,6 +69,7 @@ class Source:
     description: Description
     ranges: RowRanges
     continue_from: Ids
+    stop: Ids
     envs: int = 0
 
 
@@ -98,6 +100,7 @@ def join(
     paths: tuple[str, ...] | None = None
     sources: list[Source] = []
     facts: list[EpisodeFacts] = []
+    rows = 0
     for path, opener in openers:
         with name_source(path), opener() as reader:
             description = reader.describe()
@@ -106,6 +109,7 @@ def join(
             if sources:
                 _refuse_unequal(sources[0], path, description, envs, paths)
             span = span_of(description, selection)
+            rows += int(span.lengths.sum())
             before = sum(map(len, facts))
             facts.append(facts_of(reader, selection, span, source=len(facts), before=before))
             _add(notes, path, reader.report)
@@ -113,7 +117,10 @@ def join(
             identity = _identity(reader, path)
             # What has no engine of its own becomes a buffer as any file does.
             description = replace(description, engine=reader.engine or "memmap")
-            sources.append(Source(path, opener, identity, description, RowRanges.of([]), none))
+            no_rows = RowRanges.of([])
+            sources.append(Source(path, opener, identity, description, no_rows, none, none))
+    if selection.env_ids is not None:
+        notes.steps.append(f"env_ids leaves {rows:,} rows")
     chosen = choose(facts, selection, notes)
     edges = np.cumsum([0, *map(len, facts)]).tolist()
     of_each = [slice(*each) for each in pairwise(edges)]
@@ -183,6 +190,7 @@ class JoinedReader(Reader):
             fresh = (lengths > 0) & (begins[within] < 0)
             begins[within] = np.where(fresh, oldest, begins[within])
             ends[within] = np.where(fresh, oldest, ends[within]) + lengths
+            source.stop = ends[within].copy()
         ends[begins < 0] = begins[begins < 0] = 0
         self._paths = first.schema.paths if paths is None else paths
         schema = _widest([source.description.schema for source in sources], self._paths)
@@ -228,6 +236,14 @@ class JoinedReader(Reader):
         varying = self._description.schema.varying
         for reader, ranged, last, source in self._open_each():
             yield from _moved(ranged.select(reader.measures(), varying, last), source)
+
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """See `Reader.path_of`."""
+        for source in self._sources:
+            within = env_id - source.envs
+            if 0 <= within < len(source.stop) and position < source.stop[within]:
+                return source.path
+        return None
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""

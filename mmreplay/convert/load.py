@@ -146,7 +146,7 @@ def load(
         is_buffer = each.format.name == registry.BUFFER
         refuse_inside(target_path, each.path if is_buffer else None)
     if splits is not None:
-        registry.split_suffix(registry.named(registry.BUFFER), target_path)
+        registry.split_suffix(registry.BUFFERS, target_path)
     selection = selection_of(
         fields=fields,
         env_ids=env_ids,

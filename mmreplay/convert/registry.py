@@ -64,8 +64,9 @@ class Format:
     varies: bool = False
 
 
+BUFFERS = Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True)
 OURS = (
-    Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True),
+    BUFFERS,
     Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",), varies=True),
     Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth"), varies=True),
     Format(

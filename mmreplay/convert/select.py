@@ -159,6 +159,8 @@ def select(reader: Reader, selection: Selection) -> dict[str, Selected]:
             return {"": Selected(_read(ranged, paths), [Origin(description, ranged.ranges)])}
         span = span_of(description, selection)
         ranges = RowRanges.of_span(span)
+        if selection.env_ids is not None:
+            reader.report.steps.append(f"env_ids leaves {ranges.rows:,} rows")
         origins = {"": Origin(description, ranges)}
         if selection.by_episode:
             reader.narrow(span)

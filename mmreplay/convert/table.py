@@ -103,5 +103,5 @@ def episode_table(
 
 def _source(source: Episodes) -> Source:
     if isinstance(source, ReplayBuffer):
-        return Source(source.path, registry.named(registry.BUFFER), {}, source)
+        return Source(source.path, registry.BUFFERS, {}, source)
     return source_of(source)

@@ -227,11 +227,9 @@ class Source:
         """Open the selected part, where it is the only source."""
         options: Options = {}
         if self.format.name == BUFFER:
-            # A buffer's reader skips other fields and environments itself.
-            options = {"env_ids": selection.env_ids}
-            selection = replace(selection, env_ids=None)
+            # A buffer's reader skips other fields itself.
             if not selection.reads_fields:
-                options |= {"fields": selection.fields}
+                options = {"fields": selection.fields}
                 selection = replace(selection, fields=None)
         elif selection.fields is not None and self.takes_fields:
             # It decides between columns that become one field.

@@ -354,6 +354,20 @@ def test_a_function_that_is_wrong_is_named_with_its_episode(tmp_path, function, 
     assert not (tmp_path / "x").exists()
 
 
+def test_an_episode_of_several_sources_is_named_with_its_own(tmp_path):
+    paths = [ring(tmp_path / name, [1.0] * 4) for name in "abc"]
+
+    def third(columns):
+        third.calls += 1
+        return {} if third.calls < 3 else {"other": []}
+
+    for envs, env_id, position in (("append", 0, 8), ("stack", 2, 0)):
+        third.calls = 0
+        message = rf"position {position} of environment {env_id}, of .*/c, returned field 'other'"
+        with pytest.raises(SourceError, match=message):
+            mr.load(paths, tmp_path / "x", map=third, envs=envs)
+
+
 def test_a_field_that_is_there_is_not_declared_again(tmp_path):
     ring(tmp_path / "a", [1.0] * 4)
     with pytest.raises(SchemaError, match="schema declares field 'reward', which the source has"):
