@@ -6,8 +6,8 @@ import json as json_text
 import os
 import re
 import typing
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -395,8 +395,9 @@ def convert(
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     with _report_interrupts(target, typed):
-        with transfer.name_shared_options(options, of_sides[0][0], writing):
-            opened = conversion.open()
+        shared = transfer.name_shared_options(options, of_sides[0][0], writing)
+        with shared, _selecting() as selecting:
+            opened = conversion.open(selecting)
         with transfer.closing_all(opened), conversion.naming():
             saved = None
             if save_selection is not None:
@@ -422,6 +423,27 @@ def convert(
             if saved is not None and save_selection is not None:
                 write_selection(save_selection, saved)
     _print_report(report, typed, json)
+
+
+@contextmanager
+def _selecting() -> Iterator[Callable[[int, int], None]]:
+    """Shows a bar for each source whose episodes are looked at."""
+    from mmreplay.recording.recorder import Meter
+
+    meter: Meter | None = None
+    total = 0
+    with ExitStack() as stack:
+
+        def look(done: int, rows: int) -> None:
+            nonlocal meter, total
+            if meter is None or meter.done == total:
+                # The one of the source before.
+                stack.close()
+                meter, total = Meter(rows, 0, None, what="selecting", unit="rows"), rows
+                stack.enter_context(meter)
+            meter.update(done, 0)
+
+        yield look
 
 
 def _open_writer(

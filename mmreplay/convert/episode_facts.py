@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Reader
+from mmreplay.convert.base import Block, Progress, Reader
 from mmreplay.convert.condition import Condition, Expression, Reduction
 from mmreplay.convert.condition_values import INT64, BeyondInt64, Truth, as_float64, as_int64
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import inside
 from mmreplay.convert.ranges import RowRanges
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.storage.layout import record_layout
@@ -154,6 +154,7 @@ class EpisodeFacts:
         digests: bool = False,
         source: int = 0,
         before: int = 0,
+        progress: Progress | None = None,
     ) -> None:
         """Read what is needed, once.
 
@@ -165,6 +166,7 @@ class EpisodeFacts:
             digests: Compute digests; all fields are read.
             source: Place of the source among several, from 0.
             before: Episodes of the sources before it.
+            progress: Called after each block with (rows done, rows in all).
 
         Raises:
             SchemaError: An integer becomes larger than int64, or there are more than 50
@@ -188,8 +190,13 @@ class EpisodeFacts:
             read = description.schema.paths
         reader.only(read)
         span = span or Span(description.first, description.stop)
+        done, rows = 0, int(span.lengths.sum())
         for block in reader.blocks() if read else reader.marks():
-            self._look(block.select(inside(block, span)), description)
+            mine = block.select(inside(block, span))
+            self._look(mine, description)
+            done += len(mine)
+            if progress is not None:
+                called("progress", progress, done, rows)
         reader.only(description.schema.paths)
         self._finish()
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
-from mmreplay.convert.base import Block, Notes, Reader, name_source
+from mmreplay.convert.base import Block, Notes, Progress, Reader, name_source
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.provenance import PROVENANCE
@@ -74,7 +74,10 @@ class Source:
 
 
 def join(
-    openers: Sequence[tuple[Path, Opener]], selection: Selection, envs: Envs = "append"
+    openers: Sequence[tuple[Path, Opener]],
+    selection: Selection,
+    envs: Envs = "append",
+    progress: Progress | None = None,
 ) -> dict[str, Selected]:
     """What is selected of several sources, in their order, by the names of splits.
 
@@ -86,6 +89,7 @@ def join(
         selection: What to read; not `Selection.ranges`, which are of one source.
         envs: ``"append"``: environment e of all sources is one, with their rows one
             after another. ``"stack"``: each source brings its own environments.
+        progress: Called with (rows done, rows in all) of each source that is looked at.
 
     Raises:
         SchemaError: The sources do not fit together: which one, and what to do.
@@ -111,7 +115,10 @@ def join(
             span = span_of(description, selection)
             rows += int(span.lengths.sum())
             before = sum(map(len, facts))
-            facts.append(facts_of(reader, selection, span, source=len(facts), before=before))
+            looked = facts_of(
+                reader, selection, span, source=len(facts), before=before, progress=progress
+            )
+            facts.append(looked)
             _add(notes, path, reader.report)
             none = np.full(description.num_envs, -1)
             identity = _identity(reader, path)

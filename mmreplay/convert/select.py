@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import integer, is_number, one_of
-from mmreplay.convert.base import Notes, Reader
+from mmreplay.convert.base import Notes, Progress, Reader
 from mmreplay.convert.condition import parse
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
@@ -131,10 +131,17 @@ class Selected:
     origins: Sequence[Origin]
 
 
-def select(reader: Reader, selection: Selection) -> dict[str, Selected]:
+def select(
+    reader: Reader, selection: Selection, progress: Progress | None = None
+) -> dict[str, Selected]:
     """What is selected of a source, by the names of the splits; ``""`` without splits.
 
     The readers close the other one with themselves.
+
+    Args:
+        reader: Of the source.
+        selection: What to read.
+        progress: Called with (rows done, rows in all) where episodes are looked at.
 
     Raises:
         SchemaError: Something selected does not exist; the reader is closed.
@@ -164,7 +171,7 @@ def select(reader: Reader, selection: Selection) -> dict[str, Selected]:
         origins = {"": Origin(description, ranges)}
         if selection.by_episode:
             reader.narrow(span)
-            facts = facts_of(reader, selection, span)
+            facts = facts_of(reader, selection, span, progress=progress)
             chosen = there(choose([facts], selection, reader.report), facts, reader, reader.report)
             ranges = facts.ranges(chosen)
             origins = {
@@ -339,6 +346,7 @@ def facts_of(
     source: int = 0,
     before: int = 0,
     returns: bool = False,
+    progress: Progress | None = None,
 ) -> EpisodeFacts:
     """What a selection asks of a source's episodes.
 
@@ -349,6 +357,7 @@ def facts_of(
         source: See `EpisodeFacts`, as the next one.
         before: See there.
         returns: Sum rewards in any case, where they are numbers.
+        progress: Called after each block with (rows done, rows in all).
     """
     schema = reader.describe().schema
     reward = schema.role("reward") or ""
@@ -372,6 +381,7 @@ def facts_of(
         digests=selection.unique,
         source=source,
         before=before,
+        progress=progress,
     )
 
 

@@ -15,7 +15,7 @@ from mmreplay.convert.base import name_source
 from mmreplay.convert.load import source_of
 from mmreplay.convert.select import Selection, facts_of, span_of
 from mmreplay.convert.transfer import Source
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.stats import EpisodeTable
 
 Episodes = ReplayBuffer | StrPath
@@ -35,7 +35,7 @@ def episode_table(
         buffer: Open in any mode; of a live one, episodes that leave the ring during
             the call are left out or become headless. Or the path of whatever `load`
             takes, or a list of these.
-        progress: Called with (steps read, steps to read); of an open buffer only.
+        progress: Called with (steps read, steps to read), of each source.
         newest: Read rewards of the newest so many whole episodes of each environment
             only, and leave out the others; of an open buffer only.
         where: List only the episodes that meet a condition; see `export`.
@@ -61,10 +61,10 @@ def episode_table(
     listed = isinstance(buffer, list | tuple)
     if isinstance(buffer, ReplayBuffer) and where is None and env_ids is None:
         return stats.episode_table(buffer, progress, newest)
-    if newest is not None or progress is not None:
+    if newest is not None:
         raise SchemaError(
-            "newest and progress are of an open buffer of which all episodes are listed. Leave "
-            "them out."
+            f"newest must be None but for an open buffer whose episodes are all listed, got "
+            f"{shown(newest)}. Leave it out, or pick episodes of the table."
         )
     several: Sequence[Episodes] = buffer if listed else [buffer]  # type: ignore[assignment,list-item]  # one that is no list
     tables: list[EpisodeTable] = []
@@ -74,7 +74,15 @@ def episode_table(
         with name_source(source.name), source.open({}) as reader:
             selection = Selection(where=where, env_ids=env_ids)
             span = span_of(reader.describe(), selection)
-            facts = facts_of(reader, selection, span, source=number, before=before, returns=True)
+            facts = facts_of(
+                reader,
+                selection,
+                span,
+                source=number,
+                before=before,
+                returns=True,
+                progress=progress,
+            )
             ended = facts.terminated | facts.truncated
             last = np.diff(facts.env_ids, append=-1) != 0
             table = EpisodeTable(

@@ -223,8 +223,10 @@ class Source:
         assert self.path is not None
         return open_source(self.path, self.format, options)
 
-    def selected(self, selection: Selection) -> dict[str, Selected]:
-        """Open the selected part, where it is the only source."""
+    def selected(
+        self, selection: Selection, progress: Progress | None = None
+    ) -> dict[str, Selected]:
+        """Open the selected part, where it is the only source; see `select`."""
         options: Options = {}
         if self.format.name == BUFFER:
             # A buffer's reader skips other fields itself.
@@ -234,7 +236,7 @@ class Source:
         elif selection.fields is not None and self.takes_fields:
             # It decides between columns that become one field.
             options = {"fields": selection.fields}
-        return select(self.open(options), selection)
+        return select(self.open(options), selection, progress)
 
     @property
     def takes_fields(self) -> bool:
@@ -268,8 +270,12 @@ class Conversion:
             options |= {} if each is None else each.options
         return options if len(self.sources) == 1 else {**options, "envs": self.envs}
 
-    def open(self) -> dict[str, Selected]:
+    def open(self, progress: Progress | None = None) -> dict[str, Selected]:
         """Open what is selected and changed, by the names of splits.
+
+        Args:
+            progress: Called with (rows done, rows in all) of each source whose episodes
+                are looked at.
 
         Returns:
             Without splits one, whose name is ``""``.
@@ -287,14 +293,14 @@ class Conversion:
                 (each.name, partial(each.open, fields if each.takes_fields else {}))
                 for each in self.sources
             ]
-            opened = join(openers, selection, self.envs)
+            opened = join(openers, selection, self.envs, progress)
         else:
             with self.naming():
                 if selection is None:
                     reader = self.sources[0].open({})
                     opened = {"": Selected(reader, [Origin(reader.describe())])}
                 else:
-                    opened = self.sources[0].selected(selection)
+                    opened = self.sources[0].selected(selection, progress)
         if changes is None:
             return opened
         return {

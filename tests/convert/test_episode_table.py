@@ -92,6 +92,14 @@ def test_a_table_of_several_sources_selects_what_its_condition_does(tmp_path):
         assert read(folder / "by_table") == read(folder / "by_where")
 
 
+def test_progress_counts_the_rows_of_each_source(tmp_path):
+    paths = [ring(tmp_path / "a"), ring(tmp_path / "b", 6, 12)]
+    seen = []
+    mr.episode_table(paths, lambda *now: seen.append(now))
+    assert seen[-1] == (12, 12)
+    assert (6, 6) in seen
+
+
 def test_environments_are_numbered_as_selections_number_them(tmp_path):
     ring(tmp_path / "a", num_envs=3)
     table = mr.episode_table(tmp_path / "a", env_ids=[1, 2], where="env == 2")
@@ -135,7 +143,7 @@ def test_a_table_of_several_sources_is_pickled_with_them(tmp_path):
     [
         ([], {}, SchemaError, "buffer must be at least one buffer, file or folder"),
         ("nowhere", {}, FormatError, "nowhere does not exist"),
-        ("a", {"newest": 3}, SchemaError, "newest and progress are of an open buffer"),
+        ("a", {"newest": 3}, SchemaError, r"newest must be None but for an open buffer .*got 3"),
         ("a", {"where": "retrun > 3"}, SchemaError, "Did you mean return"),
         ("a", {"env_ids": [4]}, SchemaError, r"env_ids must be one or more integers in \[0, 1\)"),
         (3, {}, FormatError, "source must be a str or pathlib.Path, got int"),

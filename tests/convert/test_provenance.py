@@ -262,3 +262,26 @@ def test_selections_that_cannot_be_saved_are_refused(cli, tmp_path, monkeypatch)
     saved.write_text("mine")
     refused(3, "good.json already exists. Choose another file for --save-selection", paths[0])
     assert saved.read_text() == "mine"
+
+
+# Bars.
+
+
+def test_bars_are_shown_while_episodes_are_looked_at(cli, tmp_path, monkeypatch):
+    from mmreplay.recording import recorder
+
+    shown = []
+
+    class Meter(recorder.Meter):
+        def __init__(self, total, row_nbytes, show, *, what, unit):
+            super().__init__(total, row_nbytes, True, what=what, unit=unit)
+            shown.append((what, total))
+
+        def update(self, done, rows, values_nbytes=0):
+            super().update(done, rows, values_nbytes)
+            shown[-1] = (*shown[-1][:2], done)
+
+    monkeypatch.setattr(recorder, "Meter", Meter)
+    paths = [ring(tmp_path / "a"), ring(tmp_path / "b", 6, 12)]
+    assert cli(*paths, tmp_path / "x", "--where", "return > 1")[0] == 0
+    assert shown == [("selecting", 6, 6), ("selecting", 12, 12), ("converting", 18, 18)]
