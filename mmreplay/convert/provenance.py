@@ -122,7 +122,8 @@ def _words(option: str, value: Any) -> list[str]:
     if option == "--ranges":
         return ["--select", f"({value.rows} rows)"]
     if option == "--env-ids":
-        return ["--env", _numbers(value)]
+        # One option for each, as the command line takes them.
+        return [word for number in _numbers(value).split(",") for word in ("--env", number)]
     if value is True:
         return [option]
     if isinstance(value, slice):

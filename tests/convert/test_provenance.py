@@ -165,13 +165,13 @@ def test_a_rerun_gives_a_ring_of_equal_rows(tmp_path):
 
 
 def test_a_table_and_an_open_buffer_are_said(tmp_path):
-    ring(tmp_path / "a")
+    ring(tmp_path / "a", num_envs=2)
     with mr.ReplayBuffer.open(tmp_path / "a") as buffer:
         table = mr.episode_table(buffer).to_dict()
-        mr.export(buffer, tmp_path / "x.npz", episodes=table, env_ids=np.array([0]))
+        mr.export(buffer, tmp_path / "x.npz", episodes=table, env_ids=np.array([1, 0]))
     mr.load(tmp_path / "x.npz", tmp_path / "x")
     assert user_of(tmp_path / "x")[KEY]["command"] == (
-        "mmreplay convert a x.npz --env 0 --episodes 0,1"
+        "mmreplay convert a x.npz --env 1 --env 0 --episodes 0,1,2,3"
     )
 
 
