@@ -5,7 +5,7 @@ Rows come in blocks that cut episodes anywhere. `groups` puts them together agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ MAX_EPISODE_NBYTES = 256 << 20
 
 
 def groups(
-    blocks: Iterator[Block], size: int | None = None, max_nbytes: int | None = None
+    blocks: Iterator[Block], stop: Ids, size: int | None = None, max_nbytes: int | None = None
 ) -> Iterator[tuple[Block, Ids]]:
     """Rows by episode, or by so many steps of one.
 
@@ -41,6 +41,7 @@ def groups(
 
     Args:
         blocks: Rows of a source.
+        stop: int64 ``[E]``, one past the last position of each environment.
         size: Steps of a group, of which the last of an episode may have fewer; a final
             row is a group by itself. None for groups of an episode and its final row.
         max_nbytes: Of the fields of a group; None for any.
@@ -51,36 +52,42 @@ def groups(
     Raises:
         SourceError: A group takes more bytes.
     """
-    waiting: Block | None = None
+    waiting: dict[int, Block] = {}
     for block in blocks:
-        rows = _sorted(block if waiting is None else joined_blocks(waiting, block))
+        here = [env_id for env_id in np.unique(block.env_ids).tolist() if env_id in waiting]
+        rows = _sorted(joined_blocks([*(waiting.pop(env_id) for env_id in here), block]))
         firsts = _firsts(rows, size)
         stops = np.append(firsts[1:], len(rows))
-        newest = np.diff(rows.env_ids[firsts], append=-1) != 0
-        held = np.repeat(newest, stops - firsts)
-        # A copy: the block is valid until the next one is read.
-        waiting = rows.take(np.flatnonzero(held))
-        if max_nbytes is not None:
-            _refuse_large(waiting, max_nbytes)
+        env_ids = rows.env_ids[firsts]
+        newest = np.diff(env_ids, append=-1) != 0
+        newest &= rows.positions[stops - 1] + 1 < stop[env_ids]
+        for number in np.flatnonzero(newest).tolist():
+            # A copy: the block is valid until the next one is read.
+            group = rows.take(np.arange(firsts[number], stops[number]))
+            waiting[int(env_ids[number])] = group
+            if max_nbytes is not None:
+                _refuse_large(group, max_nbytes)
         if not newest.all():
-            ready = rows.take(np.flatnonzero(~held))
+            ready = rows.select(~np.repeat(newest, stops - firsts))
             yield ready, _firsts(ready, size)
-    if waiting is not None and len(waiting):
-        yield waiting, _firsts(waiting, size)
+    for rows in waiting.values():
+        yield rows, _firsts(rows, size)
 
 
-def joined_blocks(one: Block, other: Block) -> Block:
-    """The rows of one block, and then those of another one of the same columns."""
+def joined_blocks(blocks: Sequence[Block]) -> Block:
+    """The rows of blocks of the same columns, one after another."""
+    if len(blocks) == 1:
+        return blocks[0]
     columns: dict[str, Any] = {}
-    for path in one.columns:
-        both: list[Any] = [one.columns[path], other.columns[path]]
-        join: Any = Ragged.concatenate if isinstance(both[0], Ragged) else np.concatenate
-        columns[path] = join(both)
+    for path in blocks[0].columns:
+        every: list[Any] = [block.columns[path] for block in blocks]
+        join: Any = Ragged.concatenate if isinstance(every[0], Ragged) else np.concatenate
+        columns[path] = join(every)
     return Block(
         columns,
-        np.concatenate([one.env_ids, other.env_ids]),
-        np.concatenate([one.positions, other.positions]),
-        np.concatenate([one.flags, other.flags]),
+        np.concatenate([block.env_ids for block in blocks]),
+        np.concatenate([block.positions for block in blocks]),
+        np.concatenate([block.flags for block in blocks]),
     )
 
 
@@ -100,16 +107,13 @@ def _firsts(rows: Block, size: int | None) -> Ids:
     return np.flatnonzero(begins | ((rows.flags & FINAL) != 0) | (step % size == 0))
 
 
-def _refuse_large(rows: Block, max_nbytes: int) -> None:
-    for env_id in np.unique(rows.env_ids):
-        mine = rows.select(rows.env_ids == env_id)
-        nbytes = sum(column.nbytes for column in mine.columns.values())
-        if nbytes > max_nbytes:
-            raise SourceError(
-                f"the episode at position {mine.positions[0]} of environment {env_id} takes more "
-                f"than {format_size(max_nbytes)}, too much for a function at once. Leave it out "
-                "with where, or drop fields with fields."
-            )
+def _refuse_large(group: Block, max_nbytes: int) -> None:
+    if sum(column.nbytes for column in group.columns.values()) > max_nbytes:
+        raise SourceError(
+            f"the episode at position {group.positions[0]} of environment {group.env_ids[0]} takes "
+            f"more than {format_size(max_nbytes)}, too much for a function at once. Leave it out "
+            "with where, or drop fields with fields."
+        )
 
 
 class EachNth(ReaderOf):
@@ -143,7 +147,7 @@ class EachNth(ReaderOf):
         last += ["reward"] if reward == "last" else []
         self._of_last = {path for role in last for path in schema.role_paths(role)}
         counts = np.zeros(description.num_envs, np.int64)
-        for rows, firsts in groups(reader.marks(), self._size):
+        for rows, firsts in groups(reader.marks(), description.stop, self._size):
             counts += np.bincount(rows.env_ids[firsts], minlength=len(counts))
         user, fps = description.user, description.user.get("fps")
         if is_number(fps):
@@ -190,7 +194,7 @@ class EachNth(ReaderOf):
 
     def _fewer(self, blocks: Iterator[Block]) -> Iterator[Block]:
         following = self._description.first.copy()
-        for rows, firsts in groups(blocks, self._size):
+        for rows, firsts in groups(blocks, self._reader.describe().stop, self._size):
             lasts = np.append(firsts[1:], len(rows)) - 1
             columns: dict[str, Any] = {}
             for path, column in rows.columns.items():
@@ -277,7 +281,8 @@ class MappedReader(ReaderOf):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        for rows, firsts in groups(self._reader.blocks(rows_per_block), None, MAX_EPISODE_NBYTES):
+        blocks, stop = self._reader.blocks(rows_per_block), self._description.stop
+        for rows, firsts in groups(blocks, stop, max_nbytes=MAX_EPISODE_NBYTES):
             block = self._mapped(rows, firsts)
             for first in range(0, len(block), rows_per_block or len(block)):
                 yield block.rows(first, first + (rows_per_block or len(block)))

@@ -1,7 +1,5 @@
 """Several steps become one, and functions change episodes, as twins say."""
 
-from functools import reduce
-
 import numpy as np
 import pytest
 
@@ -40,7 +38,7 @@ class InBlocks(BufferReader):
         first = self.describe().first
         rows.sort(key=lambda row: int(row.positions[0] - first[row.env_ids[0]]))
         for at in range(0, len(rows), self.size):
-            yield reduce(joined_blocks, rows[at : at + self.size])
+            yield joined_blocks(rows[at : at + self.size])
 
     def marks(self):
         return self.blocks()
@@ -192,6 +190,26 @@ def test_changes_that_make_no_sense_are_refused(tmp_path, options, message):
     with pytest.raises(SchemaError, match=message):
         mr.load(tmp_path / "a", tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
+
+
+def test_little_waits_in_memory(tmp_path, monkeypatch):
+    from mmreplay.convert import by_episode
+
+    # Episodes of many environments do not wait until all of these were read.
+    with mr.ReplayBuffer.create(
+        tmp_path / "a", mr.Schema(FIELDS), 50, 40, autoreset="same_step"
+    ) as buffer:
+        for n in range(20):
+            zeros = np.zeros(40, np.int64)
+            buffer.add(
+                observation=np.full((40, 2), n), action=zeros, reward=zeros, terminated=zeros > 0
+            )
+        with BufferReader(buffer) as reader:
+            most = 0
+            for rows, firsts in by_episode.groups(reader.blocks(7), reader.describe().stop):
+                assert len(firsts) == 1
+                most = max(most, len(rows))
+    assert most == 20
 
 
 # Functions.
@@ -379,8 +397,11 @@ def test_an_episode_that_is_too_large_is_refused(tmp_path, monkeypatch):
 
     ring(tmp_path / "a", [1.0] * 40)
     monkeypatch.setattr(by_episode, "MAX_EPISODE_NBYTES", 500)
-    with pytest.raises(SourceError, match=r"at position 0 of environment 0 takes more than 500 B"):
-        mr.load(tmp_path / "a", tmp_path / "x", map=forgets)
+    with (
+        MappedReader(InBlocks(mr.ReplayBuffer.open(tmp_path / "a"), owned=True), raises) as reader,
+        pytest.raises(SourceError, match=r"position 0 of environment 0 takes more than 500 B"),
+    ):
+        list(reader.blocks())
 
 
 def test_the_command_line_names_a_function(cli, tmp_path, monkeypatch):
