@@ -381,6 +381,18 @@ def test_rows_that_moved_or_changed_are_of_no_buffer(tmp_path):
     assert len(steps_in(tmp_path / "y")) == 24
 
 
+def test_a_source_without_rows_has_no_equal_ones(tmp_path):
+    ring(tmp_path / "none", steps=0)
+    ring(tmp_path / "a", steps=9)
+    for paths in ([tmp_path / "none", tmp_path / "a"], [tmp_path / "a", tmp_path / "none"]):
+        mr.load(paths, tmp_path / "x", unique=True, overwrite=True)
+        assert steps_in(tmp_path / "x") == [*range(9)]
+    assert mr.load(tmp_path / "none", tmp_path / "y", unique=True).rows == 0
+    assert mr.load(tmp_path / "none", tmp_path / "z", frame_skip=2, map=dict).rows == 0
+    with pytest.raises(SchemaError, match="and of 0 there would be: train 0, val 0"):
+        mr.load(tmp_path / "none", tmp_path / "sets", splits=SHARES)
+
+
 def test_unique_is_true_or_false(tmp_path):
     ring(tmp_path / "a")
     with pytest.raises(SchemaError, match="unique must be one of True, False, got 'yes'"):
