@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Report as Report
     from mmreplay.convert.export import export as export
     from mmreplay.convert.load import load as load
+    from mmreplay.convert.table import episode_table as episode_table
     from mmreplay.errors import AutoresetWarning as AutoresetWarning
     from mmreplay.errors import CorruptError as CorruptError
     from mmreplay.errors import DurabilityWarning as DurabilityWarning
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
     from mmreplay.splitting import split as split
     from mmreplay.stats import EpisodeTable as EpisodeTable
     from mmreplay.stats import Moments as Moments
-    from mmreplay.stats import episode_table as episode_table
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
     from mmreplay.storage.memory_usage import MemoryUsage as MemoryUsage
@@ -190,7 +190,7 @@ _MODULES = {
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.copy_rows",
     "concat": "mmreplay.concatenation",
-    "episode_table": "mmreplay.stats",
+    "episode_table": "mmreplay.convert.table",
     "export": "mmreplay.convert.export",
     "field_moments": "mmreplay.stats",
     "histogram": "mmreplay.stats",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import Literal
 
@@ -190,19 +191,31 @@ def split(
             f"by must be 'episode' or 'step', got {shown(by)}. Leave it out for 'episode'."
         )
     env_ids, begins, ends = _units(buffer, by)
-    sizes = _counts_by_fraction(len(begins), fractions)
-    if min(sizes) < 1:
+    dealt = deal(len(begins), fractions, seed)
+    if not all(map(len, dealt)):
         raise EmptyError(
             f"cannot split {len(begins)} {by}s by {list(fractions)}: the parts would "
-            f"have {sizes}. Add steps, or use larger fractions, for one {by} in each."
+            f"have {[*map(len, dealt)]}. Add steps, or use larger fractions, for one {by} in each."
         )
-    order = StepGenerator(seed).at(0).permutation(len(begins))
     uuid = buffer.view.home.uuid.hex()
-    made = []
-    for stop, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True):
-        which = np.sort(order[stop - size : stop])
-        made.append(Part(uuid, *_merged(env_ids[which], begins[which], ends[which])))
-    return made
+    return [Part(uuid, *_merged(env_ids[which], begins[which], ends[which])) for which in dealt]
+
+
+def deal(count: int, fractions: Sequence[float], seed: int) -> list[Ids]:
+    """Deal out numbers at random.
+
+    Args:
+        count: Of the numbers, which are those from 0 on.
+        fractions: Of each hand; their sum is at most 1.
+        seed: Equal seeds deal alike.
+
+    Returns:
+        int64 ``[N]`` for each fraction f, rising, ``round(count * f)`` to within one.
+    """
+    edges = np.floor(np.cumsum([0.0, *fractions]) * count + 0.5 + 1e-9)
+    edges = np.minimum(edges, count).astype(np.int64)
+    order = StepGenerator(seed).at(0).permutation(count)
+    return [np.sort(order[first:stop]) for first, stop in pairwise(edges.tolist())]
 
 
 def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
@@ -221,13 +234,6 @@ def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
         begins = np.arange(lengths.sum()) - np.repeat(shifts, lengths)
         ends = begins + 1
     return env_ids, begins, ends
-
-
-def _counts_by_fraction(count: int, fractions: Sequence[float]) -> list[int]:
-    """Return the number of episodes or steps in each part."""
-    edges = np.floor(np.cumsum([0.0, *fractions]) * count + 0.5 + 1e-9)
-    sizes: list[int] = np.diff(np.minimum(edges, count)).astype(int).tolist()
-    return sizes
 
 
 def _merged(env_ids: Ids, begins: Ids, ends: Ids) -> tuple[Ids, Ids, Ids]:

@@ -51,6 +51,7 @@ class EpisodeTable:
         broken: bool ``[N]``, broken off: no end was seen, and what follows was said
             not to go on with it (``on_resume="break"``).
         number: int64 ``[N]``, the number that `mr.load` and `mr.export` select each by.
+        source: int64 ``[N]``, the place among several sources, from 0.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
@@ -69,16 +70,21 @@ class EpisodeTable:
     running: NDArray[np.bool_]
     broken: NDArray[np.bool_]
     number: Array = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+    source: Array = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     def __setstate__(self, state: list[Any]) -> None:
-        # One that was pickled before episodes had numbers has none.
-        for name, value in zip(EpisodeTable.__slots__, [*state, state[0][:0]], strict=False):
+        # One that was pickled before episodes had numbers and sources has none.
+        none = state[0][:0]
+        for name, value in zip(EpisodeTable.__slots__, [*state, none, none], strict=False):
             object.__setattr__(self, name, value)
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        if len(self.number) != len(self.env_ids):
-            object.__setattr__(self, "number", np.arange(len(self.env_ids)))
+        count = len(self.env_ids)
+        if len(self.number) != count:
+            object.__setattr__(self, "number", np.arange(count))
+        if len(self.source) != count:
+            object.__setattr__(self, "source", np.zeros(count, np.int64))
 
     def __len__(self) -> int:
         """Episodes."""
@@ -424,18 +430,14 @@ def episode_table(
 ) -> EpisodeTable:
     """Returns and lengths of the episodes alive.
 
+    `mr.episode_table` is that of `mmreplay.convert`, which takes other sources too.
+
     Args:
         buffer: Open in any mode; of a live one, episodes that leave the ring
             during the call are left out or become headless.
         progress: Called with (steps read, steps to read).
         newest: Read rewards of the newest so many whole episodes of each
             environment only, and leave out the others.
-
-    Example:
-        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
-        >>> table = mr.episode_table(buffer)
-        >>> len(table) == len(table.returns) == len(table.lengths)
-        True
     """
     check_buffer(buffer)
     table = _episodes(buffer)
@@ -538,7 +540,11 @@ def _scan(
             numbers = which - which[0]
             rewards = widen(columns[reward], buffer.schema[reward])
             flat = rewards.reshape(len(which)).astype(np.float64)
-            returns[some] += np.bincount(numbers, flat)
+            every = np.arange(len(returns[some]))
+            # Seeded with the sums so far, one number is added after another.
+            returns[some] = np.bincount(
+                np.concatenate([every, numbers]), np.concatenate([returns[some], flat])
+            )
             lengths[some] += np.bincount(numbers)
     if reward is None:
         return moments, table

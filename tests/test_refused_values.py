@@ -9,6 +9,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import ReplayError, SchemaError, shown
+from mmreplay.stats import episode_table
 from tests.buffer.support import schema, step
 
 
@@ -184,7 +185,7 @@ def test_a_refused_argument_of_many_lines_is_one_line_of_a_message():
 @pytest.mark.parametrize(
     "call",
     [
-        mr.episode_table,
+        episode_table,
         lambda value: mr.field_moments(value, ("reward",)),
         lambda value: mr.histogram(value, "reward", 3),
         lambda value: mr.split(value, [0.5, 0.5]),

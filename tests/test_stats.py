@@ -206,6 +206,7 @@ def test_a_table_is_also_a_dict_of_columns(buffer):
         "running",
         "broken",
         "number",
+        "source",
         "whole",
     ]
     assert type(columns) is dict
@@ -213,7 +214,7 @@ def test_a_table_is_also_a_dict_of_columns(buffer):
         assert column.shape == (len(table),)
         assert column.dtype == getattr(table, name).dtype
         assert column.tolist() == getattr(table, name).tolist()
-    assert [len(column) for column in table.newest(0).to_dict().values()] == [0] * 10
+    assert [len(column) for column in table.newest(0).to_dict().values()] == [0] * 11
 
 
 def test_pandas_makes_a_frame_of_a_table(buffer):

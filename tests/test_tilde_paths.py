@@ -148,7 +148,7 @@ def test_what_is_no_path_is_named_by_its_type(user_folder, value):
         lambda: mr.load([value] if isinstance(value, list) else value, "~/target"),
         lambda: mr.load("~/ring", value),
         lambda: mr.export("~/ring", value),
-        lambda: mr.export(value, "~/file.npz"),
+        lambda: mr.export([value] if isinstance(value, list) else value, "~/file.npz"),
         lambda: mr.verify_buffer(value),
         lambda: mr.compact(value, "~/target"),
         lambda: mr.repair(value),

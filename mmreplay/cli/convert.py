@@ -6,9 +6,10 @@ import json as json_text
 import os
 import re
 import typing
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +24,7 @@ from mmreplay.cli.options import (
     Json,
     check_choice,
     heap_bytes_option,
+    load_function,
     parse_count,
     parse_path,
     usage_error,
@@ -32,10 +34,13 @@ from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
 if TYPE_CHECKING:
-    from mmreplay.convert.base import Reader, Report
+    from mmreplay.convert.base import Report, Writer
+    from mmreplay.convert.by_episode import SkipReward as Rewards
     from mmreplay.convert.description import Description
     from mmreplay.convert.joined import Envs as JoinEnvs
     from mmreplay.convert.registry import Format
+    from mmreplay.convert.select import Origin, Selected
+    from mmreplay.convert.transfer import Conversion
 
 MAX_LIST_NBYTES = 1 << 30
 """Of a file with numbers of episodes."""
@@ -119,7 +124,45 @@ Top = Annotated[
         help="The whole episodes with the highest returns: a share below 1, or a number.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of --fraction.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of --fraction and --split.")]
+Unique = Annotated[
+    bool,
+    typer.Option(
+        "--unique", help="Leave out episodes that equal an earlier one in all their bytes."
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        metavar="A=F,B=F",
+        show_default=False,
+        help="Make DST a folder of several targets, such as train=0.9,val=0.1, with a share of "
+        "the episodes each; --to says their format.",
+    ),
+]
+FrameSkip = Annotated[
+    int | None,
+    typer.Option("--frame-skip", metavar="N", show_default=False, help="Make one step of N steps."),
+]
+SkipReward = Annotated[
+    str | None,
+    typer.Option(
+        "--skip-reward",
+        metavar="sum|last|first",
+        show_default=False,
+        help="Which reward --frame-skip gives these; their sum by default.",
+    ),
+]
+Map = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="MODULE:NAME",
+        show_default=False,
+        help="A function that changes the columns of each episode.",
+    ),
+]
 Drop = Annotated[
     list[str] | None,
     typer.Option(
@@ -168,6 +211,16 @@ Select = Annotated[
         metavar="FILE",
         show_default=False,
         help="Only the rows that a file of the page (mmreplay view) selects.",
+    ),
+]
+SaveSelection = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-selection",
+        parser=parse_path,
+        metavar="FILE",
+        show_default=False,
+        help="Also write which rows of SRC are selected, for --select.",
     ),
 ]
 Priorities = Annotated[
@@ -234,12 +287,18 @@ def convert(
     fraction: Fraction = None,
     top: Top = None,
     seed: Seed = 0,
+    unique: Unique = False,
+    split: Split = None,
     envs: JoinedEnvs = "append",
+    frame_skip: FrameSkip = None,
+    skip_reward: SkipReward = None,
+    map_: Map = None,
     cast: Cast = None,
     rename: Rename = None,
     drop: Drop = None,
     rows: Rows = None,
     select: Select = None,
+    save_selection: SaveSelection = None,
     priorities: Priorities = None,
     capacity: Capacity = None,
     heap_bytes: HeapBytes = None,
@@ -267,18 +326,27 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
-    from mmreplay.convert import registry, staging, transfer
-    from mmreplay.convert.joined import JOINS, join
-    from mmreplay.convert.mapped import Changes, change
-    from mmreplay.convert.ranges import read_ranges
+    from mmreplay.convert import registry, transfer
+    from mmreplay.convert.by_episode import SKIP_REWARDS
+    from mmreplay.convert.joined import JOINS
+    from mmreplay.convert.mapped import Changes
+    from mmreplay.convert.ranges import read_ranges, write_selection
     from mmreplay.convert.select import Selection
-    from mmreplay.convert.transfer import name_source, refuse_doubts
+    from mmreplay.convert.splits import refuse_other_folder
     from mmreplay.recording.recorder import Meter
 
     check_choice("--engine", engine, ON_DISK)
     check_choice("--codec", codec, CODECS)
     check_choice("--envs", envs, JOINS)
-    changes = Changes(read_pairs("--cast", cast), read_pairs("--rename", rename), drop or ())
+    check_choice("--skip-reward", skip_reward, SKIP_REWARDS)
+    changes = Changes(
+        frame_skip,
+        typing.cast("Rewards | None", skip_reward),
+        None if map_ is None else load_function("--map", map_),
+        read_pairs("--cast", cast),
+        read_pairs("--rename", rename),
+        drop or (),
+    )
     typed = target
     sources = [transfer.local(source, "SRC", remote=True) for source in sources]
     target = transfer.local(target, "DST")
@@ -298,8 +366,8 @@ def convert(
     for source, reads in zip(sources, formats, strict=True):
         transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
-    split = [transfer.split_options(reads, writes, options) for reads in formats]
-    writing = split[0][1]
+    of_sides = [transfer.split_options(reads, writes, options) for reads in formats]
+    writing = of_sides[0][1]
     names = None if fields is None else [name.strip() for name in fields.split(",")]
     choice = Selection(
         names,
@@ -312,44 +380,116 @@ def convert(
         fraction=fraction,
         top=top,
         seed=seed,
+        unique=unique,
+        splits=read_shares(split),
     )
-    openers = [
-        (source, transfer.opener_of(source, reads, reading, choice))
-        for source, reads, (reading, _) in zip(sources, formats, split, strict=True)
-    ]
-    shared = transfer.name_shared_options(options, split[0][0], writing)
-    naming: AbstractContextManager[None]
-    naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
+    suffix = "" if split is None else registry.split_suffix(writes, target)
+    conversion = transfer.Conversion(
+        [
+            transfer.Source(source, reads, reading)
+            for source, reads, (reading, _) in zip(sources, formats, of_sides, strict=True)
+        ],
+        choice,
+        changes if changes.options or frame_skip is not None else None,
+        typing.cast("JoinEnvs", envs),
+    )
     # Opening may take long, too: a table is read once to find what its columns are.
-    with _report_interrupts(target, typed), naming, shared:
-        if len(openers) == 1:
-            opened = openers[0][1](choice)
-        else:
-            opened = join(openers, choice, typing.cast("JoinEnvs", envs))
-        opened = change(opened, changes)
-    naming = name_source(sources[0]) if len(sources) == 1 else nullcontext()
-    with _report_interrupts(target, typed), naming, opened as reader:
-        if dry_run:
-            about = transfer.describe(reader)
-            refuse_doubts(reader, strict)
-            staging.refuse_open(target, overwrite)
-            nbytes = registry.planned(writes, about, target=target, **writing)
-            facts = (sources, formats), (target, writes), nbytes, overwrite
-            _print_plan(reader, about, *facts, json)
-            return
-        about = reader.describe()
-        meter = Meter(about.rows, about.row_nbytes, None, what="converting", unit="rows")
-        with meter:
-            report = transfer.write_target(
-                reader,
-                target,
-                writes,
-                writing,
-                overwrite=overwrite,
-                strict=strict,
-                progress=lambda done, _: meter.update(done, done - meter.done),
-            )
+    with _report_interrupts(target, typed):
+        shared = transfer.name_shared_options(options, of_sides[0][0], writing)
+        with shared, _selecting() as selecting:
+            opened = conversion.open(selecting)
+        with transfer.closing_all(opened), conversion.naming():
+            saved = None
+            if save_selection is not None:
+                saved = selection_to_save(opened, save_selection, overwrite)
+            if split is not None:
+                refuse_other_folder(target, choice.splits or {}, suffix, overwrite)
+            if dry_run:
+                made = target, writes
+                _print_plan(opened, conversion, made, writing, overwrite, strict, json)
+                return
+            about = [each.reader.describe() for each in opened.values()]
+            total = sum(each.rows for each in about)
+            with Meter(total, about[0].row_nbytes, None, what="converting", unit="rows") as meter:
+                report = conversion.write(
+                    opened,
+                    target,
+                    partial(_open_writer, writes, writing),
+                    suffix=suffix,
+                    overwrite=overwrite,
+                    strict=strict,
+                    progress=lambda done, _: meter.update(done, done - meter.done),
+                )
+            if saved is not None and save_selection is not None:
+                write_selection(save_selection, saved)
     _print_report(report, typed, json)
+
+
+@contextmanager
+def _selecting() -> Iterator[Callable[[int, int], None]]:
+    """Shows a bar for each source whose episodes are looked at."""
+    from mmreplay.recording.recorder import Meter
+
+    meter: Meter | None = None
+    total = 0
+    with ExitStack() as stack:
+
+        def look(done: int, rows: int) -> None:
+            nonlocal meter, total
+            if meter is None or meter.done == total:
+                # The one of the source before.
+                stack.close()
+                meter, total = Meter(rows, 0, None, what="selecting", unit="rows"), rows
+                stack.enter_context(meter)
+            meter.update(done, 0)
+
+        yield look
+
+
+def _open_writer(
+    writes: Format,
+    options: dict[str, object],
+    path: Path,
+    description: Description,
+    overwrite: bool,
+) -> Writer:
+    from mmreplay.convert import registry
+
+    return registry.open_writer(writes, path, description, overwrite=overwrite, **options)
+
+
+def selection_to_save(opened: dict[str, Selected], path: Path, overwrite: bool) -> bytes:
+    """A file of the selected rows.
+
+    Raises:
+        UsageError: They are not of one source, or in splits.
+        FormatError: The source has no name, there are too many ranges, or the file
+            exists and may not be replaced.
+    """
+    from mmreplay.convert.ranges import RowRanges
+    from mmreplay.ring import Span
+
+    if list(opened) != [""]:
+        raise usage_error("--save-selection and --split exclude each other. Pass one of them.")
+    origins = opened[""].origins
+    if len(origins) > 1:
+        raise usage_error(
+            f"--save-selection is of the rows of one SRC, got {len(origins)}. Convert each by "
+            "itself, or leave it out."
+        )
+    (origin,) = origins
+    if not origin.source.uuid:
+        raise FormatError(
+            "--save-selection needs a source whose rows stand where a buffer has them, and this "
+            "one names no buffer. Save the selection of the buffer itself."
+        )
+    if os.path.lexists(path) and not overwrite:
+        raise FormatError(
+            f"{path} already exists. Choose another file for --save-selection, or pass --overwrite."
+        )
+    source = origin.source
+    ranges = origin.ranges or RowRanges.of_span(Span(source.first, source.stop))
+    return replace(ranges, uuid=source.uuid).to_bytes()
 
 
 @contextmanager
@@ -454,9 +594,28 @@ def read_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
         if not (name and sign and value):
             raise usage_error(f"{option} must be A=B, got {text!r}")
         if name in pairs:
-            raise usage_error(f"{option} must name a field once, got {name!r} twice")
+            raise usage_error(f"{option} must give {name!r} once, got it twice")
         pairs[name] = value
     return pairs
+
+
+def read_shares(text: str | None) -> dict[str, float] | None:
+    """Read the shares of ``train=0.9,val=0.1``.
+
+    Raises:
+        UsageError: It is something else, or names one twice.
+    """
+    if text is None:
+        return None
+    shares: dict[str, float] = {}
+    for name, share in read_pairs("--split", text.split(",")).items():
+        try:
+            shares[name.strip()] = float(share)
+        except ValueError:
+            raise usage_error(
+                f"--split must be names with shares, such as train=0.9,val=0.1, got {text!r}"
+            ) from None
+    return shares
 
 
 def read_options(texts: list[str]) -> dict[str, object]:
@@ -484,17 +643,30 @@ def read_options(texts: list[str]) -> dict[str, object]:
 
 
 def _print_plan(
-    reader: Reader,
-    description: Description,
-    source: tuple[list[Path], list[Format]],
+    opened: dict[str, Selected],
+    conversion: Conversion,
     target: tuple[Path, Format],
-    nbytes: int | None,
+    writing: dict[str, object],
     overwrite: bool,
+    strict: bool,
     json: bool,
 ) -> None:
-    from mmreplay.convert import registry, staging
+    from mmreplay.convert import provenance, registry, staging, transfer
 
-    plan = _plan(description, source, target)
+    abouts = {
+        name: transfer.describe(each.reader, conversion.provenance(each, target[0]))
+        for name, each in opened.items()
+    }
+    # Splits are of one source, whose notes are those of all their readers.
+    reader = next(iter(opened.values())).reader
+    description = next(iter(abouts.values()))
+    transfer.refuse_doubts(reader, strict)
+    staging.refuse_open(target[0], overwrite)
+    takes = [
+        registry.planned(target[1], about, target=target[0], **writing) for about in abouts.values()
+    ]
+    nbytes = None if None in takes else sum(each or 0 for each in takes)
+    plan = _plan(conversion, opened, abouts, target)
     plan["target_nbytes"] = nbytes
     plan["target_exists"] = os.path.lexists(target[0])
     misnamed = registry.misnamed(target[1], target[0])
@@ -504,13 +676,20 @@ def _print_plan(
     if json:
         show.print_json(plan)
         return
+    selects = bool(conversion.options)
     facts = [
         *(
-            ("from" if not n else "", f"{path} ({each.name})")
-            for n, (path, each) in enumerate(zip(*source, strict=True))
+            (
+                "from" if not n else "",
+                f"{path} ({name})" + (f": {provenance.counts_of(counts)}" if selects else ""),
+            )
+            for n, (path, name, counts) in enumerate(
+                zip(plan["sources"], plan["source_formats"], plan["read"], strict=True)
+            )
         ),
         ("to", f"{target[0]} ({target[1].name})"),
-        ("rows", show.count(description.rows)),
+        ("rows", show.count(plan["rows"])),
+        *(("", f"{name} {show.count(about.rows)}") for name, about in abouts.items() if name),
         ("environments", show.count(description.num_envs)),
         *(("selected" if not n else "", step) for n, step in enumerate(reader.report.steps)),
         ("data", show.format_size(plan["nbytes"])),
@@ -522,7 +701,7 @@ def _print_plan(
         facts.append(("priorities", description.priorities))
     if plan["target_exists"]:
         verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
-        if overwrite and staging.holds_more(target[0]):
+        if overwrite and not plan["splits"] and staging.holds_more(target[0]):
             verb = "is refused, unless an earlier run made everything in this folder"
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
@@ -533,21 +712,43 @@ def _print_plan(
 
 
 def _plan(
-    description: Description, source: tuple[list[Path], list[Format]], target: tuple[Path, Format]
+    conversion: Conversion,
+    opened: dict[str, Selected],
+    abouts: dict[str, Description],
+    target: tuple[Path, Format],
 ) -> dict[str, Any]:
-    values = 0 if description.values is None else description.values.nbytes
+    every = [*abouts.values()]
+    values = sum(0 if each.values is None else each.values.nbytes for each in every)
+    rows = sum(each.rows for each in every)
+    sources = conversion.sources
     return {
-        "source": str(source[0][0]),
-        "source_format": source[1][0].name,
-        "sources": [str(path) for path in source[0]],
+        "source": str(sources[0].name),
+        "source_format": sources[0].format.name,
+        "sources": [str(each.name) for each in sources],
+        "source_formats": [each.format.name for each in sources],
+        "read": [
+            _counts([each.origins[n] for each in opened.values()]) for n in range(len(sources))
+        ],
         "target": str(target[0]),
         "target_format": target[1].name,
-        "rows": description.rows,
-        "num_envs": description.num_envs,
-        "nbytes": description.rows * description.row_nbytes + values,
-        "autoreset": description.autoreset,
-        "priorities": description.priorities or None,
-        "fields": description.schema.to_json(),
+        "rows": rows,
+        "splits": {name: about.rows for name, about in abouts.items() if name},
+        "num_envs": every[0].num_envs,
+        "nbytes": rows * every[0].row_nbytes + values,
+        "autoreset": every[0].autoreset,
+        "priorities": every[0].priorities or None,
+        "fields": every[0].schema.to_json(),
+    }
+
+
+def _counts(origins: list[Origin]) -> dict[str, int | None]:
+    """How much of a source all splits read."""
+    counted = [each.episodes for each in origins if each.episodes is not None]
+    return {
+        "rows": origins[0].source.rows,
+        "read_rows": sum(each.rows for each in origins),
+        "episodes": counted[0][0] if counted else None,
+        "read_episodes": sum(read for _, read in counted) if counted else None,
     }
 
 

@@ -194,6 +194,7 @@ def _print(name: str, facts: dict[str, Any], schema: Schema, opening: str) -> No
                 f"{count(episodes['running'])} unfinished, "
                 f"{count(episodes['headless'])} without their first steps",
             ),
+            *_origins(facts["user"]),
             ("returns", _summary(facts["newest_returns"])),
             ("lengths", _summary(facts["newest_lengths"])),
             (
@@ -217,6 +218,16 @@ def _print(name: str, facts: dict[str, Any], schema: Schema, opening: str) -> No
     )
     _print_schema(schema)
     _print_envs(facts)
+
+
+def _origins(user_metadata: dict[str, Any]) -> list[tuple[str, str]]:
+    """The command that made the buffer of other sources, and what it read of them."""
+    if not user_metadata:
+        return []
+    from mmreplay.convert import provenance
+
+    lines = provenance.lines(user_metadata)
+    return [("" if n else "made by", show.printable(line)) for n, line in enumerate(lines)]
 
 
 def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:

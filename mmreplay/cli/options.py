@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -192,6 +193,28 @@ def confirm(question: str, yes: bool) -> None:
         raise usage_error(f"{question} There is no terminal to ask on. Add --yes to confirm.")
     if not typer.confirm(printable(question), err=True):
         raise typer.Abort
+
+
+def load_function(option: str, name: str) -> Callable[..., Any]:
+    """Import what ``module:name`` names, from the current folder too.
+
+    Raises:
+        UsageError: There is no such module or function.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise usage_error(f"{option} must be MODULE:NAME, such as mymodule:name, got {name!r}")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(import_module(module), attribute)
+    except (Exception, SystemExit) as error:
+        raise usage_error(f"{option} {name!r}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise usage_error(f"{option} {name!r} is not callable")
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import wraps
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +23,7 @@ from mmreplay.cli.options import (
     check_choice,
     completing,
     heap_bytes_option,
+    load_function,
     parse_count,
     parse_integer,
     usage_error,
@@ -239,24 +238,8 @@ def _warn_of_small_ring(path: Path, steps: int) -> None:
 
 
 def load_policy(name: str) -> Callable[[Any], Any]:
-    """Import what ``module:name`` names, from the current folder too.
-
-    Raises:
-        UsageError: There is no such module or function.
-    """
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise usage_error(f"--policy must be MODULE:NAME, such as mypolicy:act, got {name!r}")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(import_module(module), attribute)
-    except (Exception, SystemExit) as error:
-        raise usage_error(f"--policy {name!r}: {_what(error)}") from error
-    finally:
-        sys.path.pop(0)
-    if not callable(function):
-        raise usage_error(f"--policy {name!r} is not callable")
-    return _guarded(name, function)
+    """Import the policy that ``module:name`` names; what it raises is one line."""
+    return _guarded(name, load_function("--policy", name))
 
 
 def _guarded(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -268,12 +251,8 @@ def _guarded(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return function(observation)
         except (Exception, SystemExit) as error:
             raise FailedError(
-                f"--policy {name!r} raised {_what(error)}. It must return an action "
-                "for each observation: call it in Python to find the cause."
+                f"--policy {name!r} raised {type(error).__name__}: {error}. It must return an "
+                "action for each observation: call it in Python to find the cause."
             ) from error
 
     return act
-
-
-def _what(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

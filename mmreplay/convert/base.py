@@ -14,6 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,8 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
 from mmreplay.convert.values import MAX_ROW_NBYTES as MAX_ROW_NBYTES
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
+from mmreplay.format.metadata import Engine
 from mmreplay.process import thread_pool
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
@@ -107,6 +109,8 @@ class Reader(Protocol):
     """
 
     report: Notes
+    engine: Engine | None = None
+    """Of a buffer on disk; of several sources the first one decides by it."""
 
     def describe(self) -> Description:
         """Describe the rows; the same at each call."""
@@ -149,6 +153,10 @@ class Reader(Protocol):
         """What another reader of the same rows says as well; None where not known."""
         return None
 
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """Which of several sources a row is of; None of the only one."""
+        return None
+
     def oldest(self) -> NDArray[np.int64]:
         """The oldest rows there now, int64 ``[E]``: of a live ring they rise."""
         return self.describe().first
@@ -168,6 +176,35 @@ class Reader(Protocol):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class ReaderOf(Reader):
+    """A reader of what another one reads, which is closed with it; a base class."""
+
+    _description: Description
+
+    def __init__(self, reader: Reader) -> None:
+        self.report, self._reader = reader.report, reader
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`."""
+        return self._reader.marks()
+
+    def narrow(self, span: Span) -> None:
+        """See `Reader.narrow`."""
+        self._reader.narrow(span)
+
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """See `Reader.path_of`."""
+        return self._reader.path_of(env_id, position)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._reader.close()
 
 
 class Writer(Protocol):
@@ -242,6 +279,17 @@ def default_rows(description: Description, nbytes: int = BLOCK_NBYTES) -> int:
     """
     share = 2 if description.schema.varying else 1
     return max(1, nbytes // share // description.row_nbytes)
+
+
+@contextmanager
+def name_source(source: Path) -> Iterator[None]:
+    """Add the source's path to errors about its rows."""
+    try:
+        yield
+    except SourceError as error:
+        if str(source) not in str(error):
+            error.add_note(f"while reading {source}")
+        raise
 
 
 def refuse_wide(row_nbytes: int, path: Path) -> None:

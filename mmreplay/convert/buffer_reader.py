@@ -22,6 +22,7 @@ from mmreplay.convert.stored_priorities import StoredPriorities
 from mmreplay.convert.values import split_by_bytes, value_nbytes
 from mmreplay.episodes import CUT, TRUNCATED
 from mmreplay.errors import StaleError, undone_by
+from mmreplay.format.metadata import ON_DISK
 from mmreplay.ring import Span
 from mmreplay.storage.commit_state import DISCARDED_ROWS
 
@@ -69,6 +70,7 @@ class BufferReader(Reader):
                 buffer.path, buffer.metadata, priorities, self.report
             )
         metadata = buffer.metadata
+        self.engine = metadata.engine if metadata.engine in ON_DISK else None
         schema = metadata.schema
         if fields is not None:
             schema = select_fields(schema, paths_of(schema.paths, fields))

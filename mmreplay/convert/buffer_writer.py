@@ -344,7 +344,7 @@ def open_writer(
     *,
     overwrite: bool = False,
     capacity: int | None = None,
-    engine: Engine = "memmap",
+    engine: Engine | None = None,
     codec: Codec | None = None,
     ring_layout: Layout | None = None,
     priorities: str | None = None,
@@ -358,7 +358,8 @@ def open_writer(
         overwrite: Replace a closed buffer, or a file, that exists.
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
-        engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
+        engine: ``"memmap"``, or ``"zarr"`` for compressed shards; by default the
+            description's, or ``"memmap"``.
         codec: Of the shards.
         ring_layout: How rows lie in its files; the source's by default.
         priorities: Name to store the source's priorities under; their old one by
@@ -386,7 +387,7 @@ def planned(
     description: Description,
     *,
     capacity: int | None = None,
-    engine: Engine = "memmap",
+    engine: Engine | None = None,
     codec: Codec | None = None,
     ring_layout: Layout | None = None,
     priorities: str | None = None,
@@ -407,7 +408,7 @@ def planned(
 def _metadata(
     description: Description,
     capacity: int | None,
-    engine: Engine,
+    engine: Engine | None,
     layout: Layout | None,
     codec: Codec | None,
     heap_bytes: int | str | None,
@@ -417,6 +418,8 @@ def _metadata(
     Raises:
         SchemaError: A number or choice is not legal.
     """
+    if engine is None:
+        engine = description.engine or "memmap"
     if engine not in ON_DISK:
         raise SchemaError(
             f"engine must be one of {list(ON_DISK)}, got {shown(engine)}. Leave it out "

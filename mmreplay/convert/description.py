@@ -19,6 +19,7 @@ from mmreplay.format.metadata import (
     MAX_HEAPS_NBYTES,
     MAX_NUM_ENVS,
     Autoreset,
+    Engine,
 )
 from mmreplay.nesting import under
 from mmreplay.ring import LAYOUTS, Layout
@@ -87,6 +88,7 @@ class Description:
         values: Measures the values of fields that vary, for a writer that needs their
             sizes before the first row; None where none varies, and of a reader's own
             description.
+        engine: Of a new buffer of the rows, if the source decides it.
 
     Raises:
         SchemaError: A value is not legal, or a field has a reserved name.
@@ -104,6 +106,7 @@ class Description:
     priorities: str = ""
     heap_nbytes: int = 0
     values: ValueSizes | None = field(default=None, repr=False, compare=False)
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         reserved = [path for path in self.schema.paths if path in RESERVED_NAMES]

@@ -7,25 +7,104 @@ so that they do not depend on how a source is cut into blocks.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Reader
+from mmreplay.convert.base import Block, Progress, Reader
 from mmreplay.convert.condition import Condition, Expression, Reduction
 from mmreplay.convert.condition_values import INT64, BeyondInt64, Truth, as_float64, as_int64
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import inside
 from mmreplay.convert.ranges import RowRanges
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
+from mmreplay.storage.layout import record_layout
 
 Ids = NDArray[np.int64]
 MAX_EPISODES = 50_000_000
+
+
+class Digests:
+    """Digests of what episodes consist of.
+
+    That is all values of their steps, final observations, and how they end; not where
+    they stand, nor how the episode before them ended. Of each environment one episode
+    is open at a time: its columns have a hash each, so that blocks do not matter.
+    """
+
+    def __init__(self, description: Description) -> None:
+        """Begin without an episode."""
+        schema = description.schema
+        # The flags say what these fields do, and hold what the next row says.
+        ends = record_layout(schema).served
+        self._paths = sorted(path for path in schema.paths if path not in ends)
+        self._observed = set(schema.role_paths("observation"))
+        self._open = [-1] * description.num_envs
+        self._steps = [0] * description.num_envs
+        self._hashes: list[dict[str, Any]] = [{} for _ in self._open]
+        self._made = np.zeros(0, "S16")
+
+    def look(
+        self, block: Block, order: Ids, episodes: Ids, edges: Ids, lengths: Ids, ends: Ids
+    ) -> None:
+        """Take the next rows in.
+
+        Args:
+            block: With all fields.
+            order: int64 ``[N]``, its rows by environments.
+            episodes: int64 ``[P]``, the episode of each section of these.
+            edges: int64 ``[P + 1]``, the first row of each section, and the end.
+            lengths: int64 ``[P]``, steps of each.
+            ends: int64 ``[M]``, the flags by which episodes end, as far as known.
+        """
+        env_ids = block.env_ids[order]
+        columns = {path: block.columns[path][order] for path in self._paths}
+        for number, episode in enumerate(episodes.tolist()):
+            first, stop = int(edges[number]), int(edges[number + 1])
+            env_id = int(env_ids[first])
+            if self._open[env_id] != episode:
+                self._close(env_id, ends)
+                self._open[env_id] = episode
+            self._steps[env_id] += int(lengths[number])
+            hashes = self._hashes[env_id]
+            for path, column in columns.items():
+                # Of the final row the observation alone has a meaning.
+                last = stop if path in self._observed else first + int(lengths[number])
+                values: Any = column[first:last]
+                if isinstance(values, Ragged):
+                    _update(hashes, f"{path}//lengths", values.lengths)
+                    values = values.values[values.offsets[0] : values.offsets[-1]]
+                _update(hashes, path, values)
+
+    def _close(self, env_id: int, ends: Ids) -> None:
+        episode = self._open[env_id]
+        if episode < 0:
+            return
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{ends[episode]} {self._steps[env_id]}".encode())
+        for path, each in self._hashes[env_id].items():
+            digest.update(f" {path} ".encode() + each.digest())
+        self._made = grown(self._made, episode + 1)
+        self._made[episode] = digest.digest()
+        self._hashes[env_id], self._steps[env_id] = {}, 0
+
+    def result(self, ends: Ids) -> NDArray[np.bytes_]:
+        """S16 ``[M]`` of all episodes, by the order in which they were met."""
+        for env_id in range(len(self._open)):
+            self._close(env_id, ends)
+        return self._made
+
+
+def _update(hashes: dict[str, Any], name: str, values: NDArray[Any]) -> None:
+    if name not in hashes:
+        hashes[name] = hashlib.blake2b(digest_size=16)
+    hashes[name].update(values.tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +134,14 @@ class EpisodeFacts:
         lengths: int64 ``[N]``, steps; final rows are none.
         terminated: bool ``[N]``, by a flag.
         truncated: bool ``[N]``, likewise, or by the CUT of the row after it.
+        begun: bool ``[N]``, with their beginning.
         complete: bool ``[N]``, with their beginning and an end.
         returns: float64 ``[N]``, where the condition names them or they are asked for;
             else empty.
+        digests: S16 ``[N]``, if asked for: those of equal episodes are equal.
     """
 
+    digests: NDArray[np.bytes_] = np.zeros(0, "S16")
     returns: NDArray[np.float64] = np.zeros(0)
 
     def __init__(
@@ -69,8 +151,10 @@ class EpisodeFacts:
         *,
         span: Span | None = None,
         returns: bool = False,
+        digests: bool = False,
         source: int = 0,
         before: int = 0,
+        progress: Progress | None = None,
     ) -> None:
         """Read what is needed, once.
 
@@ -79,8 +163,10 @@ class EpisodeFacts:
             condition: What is asked, checked against the reader's fields.
             span: The rows to look at; all by default.
             returns: Sum rewards in any case.
+            digests: Compute digests; all fields are read.
             source: Place of the source among several, from 0.
             before: Episodes of the sources before it.
+            progress: Called after each block with (rows done, rows in all).
 
         Raises:
             SchemaError: An integer becomes larger than int64, or there are more than 50
@@ -98,11 +184,19 @@ class EpisodeFacts:
         self._grown |= {name: np.zeros(0, np.int64) for name in ("flags", "begun")}
         self._returns = Sums(real=True)
         self._reduced = [_accumulator(each) for each in reductions]
+        self._digests = Digests(description) if digests else None
         read = (*paths, self._reward) if self._sums and self._reward not in paths else paths
+        if digests:
+            read = description.schema.paths
         reader.only(read)
         span = span or Span(description.first, description.stop)
+        done, rows = 0, int(span.lengths.sum())
         for block in reader.blocks() if read else reader.marks():
-            self._look(block.select(inside(block, span)), description)
+            mine = block.select(inside(block, span))
+            self._look(mine, description)
+            done += len(mine)
+            if progress is not None:
+                called("progress", progress, done, rows)
         reader.only(description.schema.paths)
         self._finish()
 
@@ -142,6 +236,10 @@ class EpisodeFacts:
         self._open[env[newest]] = ids[newest]
         steps = (flags & FINAL) == 0
         lengths = np.add.reduceat(steps, at, dtype=np.int64)
+        if self._digests is not None:
+            self._digests.look(
+                block, order, ids, np.append(at, len(order)), lengths, facts["flags"]
+            )
         some = lengths > 0
         ids, lengths = ids[some], lengths[some]
         fresh = facts["length"][ids] == 0
@@ -179,7 +277,10 @@ class EpisodeFacts:
         )
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
-        self.complete = (facts["begun"][order] != 0) & (self.terminated | self.truncated)
+        self.begun = facts["begun"][order] != 0
+        self.complete = self.begun & (self.terminated | self.truncated)
+        if self._digests is not None:
+            self.digests = self._digests.result(facts["flags"])[order]
         if self._sums:
             self.returns = self._returns.result(order, self.lengths)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from numpy.typing import ArrayLike
@@ -10,17 +11,26 @@ from numpy.typing import ArrayLike
 from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Progress, Reader, Report, Writer
-from mmreplay.convert.buffer_reader import BufferReader, open_reader
+from mmreplay.convert.base import Progress, Report, Writer
+from mmreplay.convert.by_episode import Function, SkipReward
 from mmreplay.convert.description import Description
-from mmreplay.convert.mapped import Changes, change
-from mmreplay.convert.select import EpisodeNumbers, Selection, select
-from mmreplay.convert.transfer import local, refuse_inside, transfer
+from mmreplay.convert.joined import Envs
+from mmreplay.convert.select import EpisodeNumbers
+from mmreplay.convert.transfer import (
+    Conversion,
+    Options,
+    Source,
+    changes_of,
+    local,
+    refuse_inside,
+    selection_of,
+)
+from mmreplay.errors import SchemaError
 from mmreplay.zarr_groups.source import ZarrSource
 
 
 def export(
-    buffer: ReplayBuffer | StrPath,
+    buffer: ReplayBuffer | StrPath | Sequence[ReplayBuffer | StrPath],
     target: StrPath,
     *,
     format: str | None = None,
@@ -33,6 +43,12 @@ def export(
     fraction: float | None = None,
     top: float | None = None,
     seed: int = 0,
+    unique: bool = False,
+    splits: Mapping[str, float] | None = None,
+    envs: Envs = "append",
+    frame_skip: int | None = None,
+    skip_reward: SkipReward | None = None,
+    map: Function | None = None,
     cast: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
@@ -49,7 +65,8 @@ def export(
     to the bit. It appears complete, synced and renamed, or not at all.
 
     Args:
-        buffer: Open, or the path of its folder.
+        buffer: Open, or the path of its folder; a list of several is read as one, as in
+            `load`.
         target: The file to make; its suffix says the format.
         format: A format's name, where the suffix does not say it.
         fields: Paths, or subtrees, to write; all by default.
@@ -65,7 +82,21 @@ def export(
             language of docs/convert.md.
         fraction: A share of these episodes, chosen at random.
         top: The whole episodes with the highest returns: a share below 1, or a number.
-        seed: Of `fraction`: equal seeds choose the same episodes of the same number.
+        seed: Of `fraction` and `splits`: equal seeds choose the same episodes of the
+            same number.
+        unique: Leave out episodes that equal an earlier one in all bytes of their
+            steps and final observations, and in how they end.
+        splits: Shares by name, 1 together, such as ``{"train": 0.9, "val": 0.1}``: the
+            target is a folder with a file of each name, and `format` says which. With
+            one source and no other choice these are the parts of `mr.split`.
+        envs: Of several buffers; see `load`.
+        frame_skip: Make one step of so many: observation, action and other fields of
+            the first, ends of the last. An episode's last steps may be fewer.
+        skip_reward: Of `frame_skip`: the ``"sum"`` of the rewards by default, else that
+            of the ``"last"`` or ``"first"`` step.
+        map: A function of an episode's columns by path, arrays ``[T, *shape]`` of its
+            steps, that returns those that it changes. It declares columns that it adds
+            by an attribute ``schema``, fields by path.
         cast: Dtype by path: integers that it does not hold are refused, floats are
             rounded, and a note says how much.
         rename: New path by path of a field or subtree, after casts.
@@ -92,51 +123,49 @@ def export(
         (4,)
     """
     path = local(target, "target")
-    refuse_inside(path, _folder(buffer))
+    several: list[ReplayBuffer | StrPath]
+    several = list(buffer) if isinstance(buffer, list | tuple) else [buffer]  # type: ignore[list-item]  # one that is no list
+    if not several:
+        raise SchemaError("buffer must be at least one buffer or folder, got an empty list.")
+    for each in several:
+        refuse_inside(path, each.path if isinstance(each, ReplayBuffer) else absolute(each))
     target_format = registry.target_format(path, format)
     registry.refuse_unknown(target_format, "open_writer", options)
-    # Fields that choose episodes need not be selected themselves.
-    read = fields if where is None and top is None else None
-    reader: Reader = _open_reader(buffer, read, env_ids, priorities)
-    if any(part is not None for part in (episodes, rows, skip, where, fraction, top)):
-        selection = Selection(
-            fields,
-            episodes=episodes,
-            rows=rows,
-            skip=skip,
-            where=where,
-            fraction=fraction,
-            top=top,
-            seed=seed,
+    suffix = "" if splits is None else registry.split_suffix(target_format, path)
+    selection = selection_of(
+        fields=fields,
+        env_ids=env_ids,
+        episodes=episodes,
+        rows=rows,
+        skip=skip,
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
+        unique=unique,
+        splits=splits,
+    )
+    changes = changes_of(
+        frame_skip=frame_skip, skip_reward=skip_reward, map=map, cast=cast, rename=rename, drop=drop
+    )
+
+    def open_writer(path: Path, description: Description, overwrite: bool) -> Writer:
+        return registry.open_writer(
+            target_format, path, description, overwrite=overwrite, **options
         )
-        reader = select(reader, selection)
-    if cast or rename or drop:
-        reader = change(reader, Changes(cast or {}, rename or {}, drop))
-    with reader:
 
-        def open_writer(description: Description) -> Writer:
-            return registry.open_writer(
-                target_format, path, description, overwrite=overwrite, **options
-            )
-
-        return transfer(reader, open_writer, strict=strict, progress=progress)
+    with ExitStack() as stack:
+        sources = [_source(each, {"priorities": priorities}, stack) for each in several]
+        return Conversion(sources, selection, changes, envs).run(
+            path, open_writer, suffix=suffix, overwrite=overwrite, strict=strict, progress=progress
+        )
 
 
-def _folder(buffer: ReplayBuffer | StrPath) -> Path | None:
-    """The folder of a buffer, or None for one in RAM."""
+def _source(buffer: ReplayBuffer | StrPath, options: Options, stack: ExitStack) -> Source:
+    """A buffer as a source of a conversion."""
+    if isinstance(buffer, ZarrSource):
+        # It also holds options; a path would lose them.
+        buffer = stack.enter_context(ReplayBuffer.open(buffer))
     if isinstance(buffer, ReplayBuffer):
-        return buffer.path
-    return absolute(buffer)
-
-
-def _open_reader(
-    buffer: ReplayBuffer | StrPath,
-    fields: Sequence[str] | None,
-    env_ids: ArrayLike | None,
-    priorities: str | None,
-) -> Reader:
-    if isinstance(buffer, ReplayBuffer):
-        return BufferReader(buffer, fields=fields, env_ids=env_ids, priorities=priorities)
-    # A ZarrSource also holds options; a path would lose them.
-    path = buffer if isinstance(buffer, ZarrSource) else absolute(buffer)
-    return open_reader(path, fields=fields, env_ids=env_ids, priorities=priorities)
+        return Source(buffer.path, registry.BUFFERS, options, buffer)
+    return Source(absolute(buffer), registry.BUFFERS, options)

@@ -20,30 +20,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
-from mmreplay.convert.base import Block, Notes, Reader
+from mmreplay.convert.base import Block, Notes, Progress, Reader, name_source
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
+from mmreplay.convert.provenance import PROVENANCE
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.convert.select import (
+    Origin,
+    Selected,
     Selection,
     bounds_of,
+    check_selection,
     choose,
-    env_mask,
+    divide,
     facts_of,
     paths_of,
-    refuse_pairs,
+    span_of,
     there,
 )
-from mmreplay.convert.transfer import name_source
 from mmreplay.errors import SchemaError, StaleError
-from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
 
 Ids = NDArray[np.int64]
 Envs = Literal["append", "stack"]
 JOINS: tuple[Envs, ...] = ("append", "stack")
-Opener = Callable[[Selection | None], Reader]
-"""Opens the selected part of a source; of None all of it."""
+Opener = Callable[[], Reader]
 
 
 @dataclass(slots=True)
@@ -52,12 +53,13 @@ class Source:
 
     Attributes:
         path: Of it.
-        open: Opens a reader of it.
+        open: Opens a reader of all of it.
         identity: What says that it is still the same one.
         description: As it was at the first look.
         ranges: The rows of it that are read.
         continue_from: int64 ``[E]``, where its rows begin behind those of other
             sources; -1 where none stand before them. See `RangesReader`.
+        stop: int64 ``[E]``, where its rows end then.
         envs: The first of its environments among those of all.
     """
 
@@ -67,28 +69,33 @@ class Source:
     description: Description
     ranges: RowRanges
     continue_from: Ids
+    stop: Ids
     envs: int = 0
 
 
 def join(
-    openers: Sequence[tuple[Path, Opener]], selection: Selection, envs: Envs = "append"
-) -> JoinedReader:
-    """Read what is selected of several sources, in their order.
+    openers: Sequence[tuple[Path, Opener]],
+    selection: Selection,
+    envs: Envs = "append",
+    progress: Progress | None = None,
+) -> dict[str, Selected]:
+    """What is selected of several sources, in their order, by the names of splits.
 
     Episodes are numbered over all of them. Final rows whose step is not in the source
-    are left out.
+    are left out. Without splits the one name is ``""``.
 
     Args:
         openers: Path of each, and what opens it.
         selection: What to read; not `Selection.ranges`, which are of one source.
         envs: ``"append"``: environment e of all sources is one, with their rows one
             after another. ``"stack"``: each source brings its own environments.
+        progress: Called with (rows done, rows in all) of each source that is looked at.
 
     Raises:
         SchemaError: The sources do not fit together: which one, and what to do.
     """
     one_of("envs", envs, JOINS)
-    refuse_pairs(selection)
+    check_selection(selection)
     if selection.ranges is not None:
         raise SchemaError(
             "select names rows of one source, and there are several. Convert that source by itself."
@@ -97,33 +104,56 @@ def join(
     paths: tuple[str, ...] | None = None
     sources: list[Source] = []
     facts: list[EpisodeFacts] = []
+    rows = 0
     for path, opener in openers:
-        with name_source(path), opener(None) as reader:
+        with name_source(path), opener() as reader:
             description = reader.describe()
             if not sources and selection.fields is not None:
                 paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
             if sources:
                 _refuse_unequal(sources[0], path, description, envs, paths)
-            span = Span(description.first, description.stop)
-            if selection.env_ids is not None:
-                mask = env_mask(description.num_envs, selection.env_ids)
-                span = Span(np.where(mask, span.first, span.stop), span.stop)
+            span = span_of(description, selection)
+            rows += int(span.lengths.sum())
             before = sum(map(len, facts))
-            facts.append(facts_of(reader, selection, span, source=len(facts), before=before))
+            looked = facts_of(
+                reader, selection, span, source=len(facts), before=before, progress=progress
+            )
+            facts.append(looked)
             _add(notes, path, reader.report)
             none = np.full(description.num_envs, -1)
             identity = _identity(reader, path)
-            sources.append(Source(path, opener, identity, description, RowRanges.of([]), none))
+            # What has no engine of its own becomes a buffer as any file does.
+            description = replace(description, engine=reader.engine or "memmap")
+            no_rows = RowRanges.of([])
+            sources.append(Source(path, opener, identity, description, no_rows, none, none))
+    if selection.env_ids is not None:
+        notes.steps.append(f"env_ids leaves {rows:,} rows")
     chosen = choose(facts, selection, notes)
-    stops = np.cumsum([len(each) for each in facts])
-    for source, each, stop in zip(sources, facts, stops, strict=True):
-        mine = chosen[stop - len(each) : stop]
+    edges = np.cumsum([0, *map(len, facts)]).tolist()
+    of_each = [slice(*each) for each in pairwise(edges)]
+    for source, each, mine in zip(sources, facts, of_each, strict=True):
         with _open(source) as reader:
-            source.ranges = each.ranges(there(mine, each, reader, notes))
+            chosen[mine] = there(chosen[mine], each, reader, notes)
+            source.ranges = each.ranges(chosen[mine])
     if selection.rows is not None:
         _slice_rows(sources, selection.rows)
-    _refuse_twice(sources)
-    return JoinedReader(sources, envs, notes, paths)
+        notes.steps.append(f"rows leaves {sum(each.ranges.rows for each in sources):,} rows")
+    if not selection.unique:
+        _refuse_twice(sources)
+    selected = {}
+    for name, taken in divide(chosen, selection, notes).items():
+        some = sources
+        if selection.splits is not None:
+            some = [
+                replace(source, ranges=each.ranges(taken[mine]))
+                for source, each, mine in zip(sources, facts, of_each, strict=True)
+            ]
+        origins = [
+            Origin(source.description, source.ranges, (len(each), int(taken[mine].sum())))
+            for source, each, mine in zip(some, facts, of_each, strict=True)
+        ]
+        selected[name] = Selected(JoinedReader(some, envs, notes, paths), origins)
+    return selected
 
 
 class JoinedReader(Reader):
@@ -167,13 +197,15 @@ class JoinedReader(Reader):
             fresh = (lengths > 0) & (begins[within] < 0)
             begins[within] = np.where(fresh, oldest, begins[within])
             ends[within] = np.where(fresh, oldest, ends[within]) + lengths
+            source.stop = ends[within].copy()
         ends[begins < 0] = begins[begins < 0] = 0
         self._paths = first.schema.paths if paths is None else paths
         schema = _widest([source.description.schema for source in sources], self._paths)
         priorities = {source.description.priorities for source in sources}
         if priorities - {""} and len(priorities) > 1:
             notes.doubt("priorities were left out, as not every source has those of one sampler")
-        for key in sorted({key for each in sources for key in each.description.user}):
+        keys = {key for each in sources for key in each.description.user}
+        for key in sorted(keys - {PROVENANCE}):
             if any(each.description.user.get(key) != first.user.get(key) for each in sources):
                 notes.doubt(
                     f"user metadata {key!r} differs between sources: the first one's was taken"
@@ -211,6 +243,14 @@ class JoinedReader(Reader):
         varying = self._description.schema.varying
         for reader, ranged, last, source in self._open_each():
             yield from _moved(ranged.select(reader.measures(), varying, last), source)
+
+    def path_of(self, env_id: int, position: int) -> Path | None:
+        """See `Reader.path_of`."""
+        for source in self._sources:
+            within = env_id - source.envs
+            if 0 <= within < len(source.stop) and position < source.stop[within]:
+                return source.path
+        return None
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""
@@ -259,7 +299,7 @@ def _open(source: Source) -> Iterator[Reader]:
     Raises:
         StaleError: It is another one by now, or rows of it were discarded.
     """
-    with name_source(source.path), source.open(None) as reader:
+    with name_source(source.path), source.open() as reader:
         if _identity(reader, source.path) != source.identity:
             raise StaleError(
                 f"{source.path} was changed or replaced since it was first looked at. Run the "

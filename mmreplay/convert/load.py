@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -14,17 +13,17 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.convert import buffer_writer, registry
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.buffer_writer import BufferWriter
+from mmreplay.convert.by_episode import Function, SkipReward
 from mmreplay.convert.description import Description
-from mmreplay.convert.joined import Envs, join
-from mmreplay.convert.mapped import Changes, change
-from mmreplay.convert.select import EpisodeNumbers, Selection
+from mmreplay.convert.joined import Envs
+from mmreplay.convert.select import EpisodeNumbers
 from mmreplay.convert.transfer import (
+    Conversion,
+    Source,
+    changes_of,
     local,
-    name_source,
-    open_source,
-    opener_of,
     refuse_inside,
-    transfer,
+    selection_of,
 )
 from mmreplay.datasets import minari
 from mmreplay.errors import SchemaError
@@ -47,7 +46,7 @@ def load(
     *,
     format: str | None = None,
     capacity: int | None = None,
-    engine: Engine = "memmap",
+    engine: Engine | None = None,
     codec: Codec | None = None,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
@@ -58,7 +57,12 @@ def load(
     fraction: float | None = None,
     top: float | None = None,
     seed: int = 0,
+    unique: bool = False,
+    splits: Mapping[str, float] | None = None,
     envs: Envs = "append",
+    frame_skip: int | None = None,
+    skip_reward: SkipReward | None = None,
+    map: Function | None = None,
     cast: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
     drop: Sequence[str] = (),
@@ -85,10 +89,11 @@ def load(
         format: A format's name, where the source does not show it.
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
-        engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
+        engine: ``"memmap"``, or ``"zarr"`` for compressed shards; by default that of
+            the first of several sources, else ``"memmap"``.
         codec: How those are packed; see `ReplayBuffer.create`.
         fields: The part of the source to load, as in `export`, also by the names that
-            columns have in the source; the next eight are as in `export`.
+            columns have in the source; the next ten are as in `export`.
         env_ids: int ``[N]``.
         episodes: Such as ``slice(0, 100)``.
         rows: Such as ``slice(0, 1000)``.
@@ -96,9 +101,15 @@ def load(
         where: Such as ``"return > 20"``.
         fraction: Such as 0.1.
         top: Such as 0.1, or 30.
-        seed: Of `fraction`.
+        seed: Of `fraction` and `splits`.
+        unique: Leave out episodes that equal an earlier one, as in `export`.
+        splits: Such as ``{"train": 0.9, "val": 0.1}``: the target is a folder with a
+            buffer of each name.
         envs: Of several sources: ``"append"`` continues each environment by that of
             the next source, ``"stack"`` sets their environments side by side.
+        frame_skip: Make one step of so many, as in `export`.
+        skip_reward: Of `frame_skip`.
+        map: A function that changes episodes, as in `export`.
         cast: Dtype by path: integers that it does not hold are refused, floats are
             rounded, and a note says how much.
         rename: New path by path of a field or subtree, after casts.
@@ -129,54 +140,63 @@ def load(
     several = list(source) if isinstance(source, list | tuple) else [source]  # type: ignore[list-item]  # one that is no list
     if not several:
         raise SchemaError("source must name at least one file or folder, got an empty list.")
-    sources = [_located(each, target, format, options) for each in several]
+    sources = [source_of(each, format, options) for each in several]
     target_path = local(target, "target")
-    selection = None
-    parts = (fields, env_ids, episodes, rows, skip, where, fraction, top)
-    if len(sources) > 1 or any(part is not None for part in parts):
-        selection = Selection(
-            fields,
-            env_ids,
-            episodes,
-            rows,
-            skip=skip,
-            where=where,
-            fraction=fraction,
-            top=top,
-            seed=seed,
+    for each in sources:
+        is_buffer = each.format.name == registry.BUFFER
+        refuse_inside(target_path, each.path if is_buffer else None)
+    if splits is not None:
+        registry.split_suffix(registry.BUFFERS, target_path)
+    selection = selection_of(
+        fields=fields,
+        env_ids=env_ids,
+        episodes=episodes,
+        rows=rows,
+        skip=skip,
+        where=where,
+        fraction=fraction,
+        top=top,
+        seed=seed,
+        unique=unique,
+        splits=splits,
+    )
+    changes = changes_of(
+        frame_skip=frame_skip, skip_reward=skip_reward, map=map, cast=cast, rename=rename, drop=drop
+    )
+
+    def open_writer(path: Path, description: Description, overwrite: bool) -> BufferWriter:
+        return buffer_writer.open_writer(
+            path,
+            description,
+            overwrite=overwrite,
+            capacity=capacity,
+            engine=engine,
+            codec=codec,
+            priorities=priorities,
+            heap_bytes=heap_bytes,
         )
-    path, source_format, options = sources[0]
-    with ExitStack() as stack:
-        if len(sources) == 1:
-            stack.enter_context(name_source(path))
-            opened = open_source(path, source_format, options, selection)
-        else:
-            assert selection is not None
-            openers = [(each[0], opener_of(*each, selection)) for each in sources]
-            opened = join(openers, selection, envs)
-        if cast or rename or drop:
-            opened = change(opened, Changes(cast or {}, rename or {}, drop))
-        reader = stack.enter_context(opened)
 
-        def open_writer(description: Description) -> BufferWriter:
-            return buffer_writer.open_writer(
-                target_path,
-                description,
-                overwrite=overwrite,
-                capacity=capacity,
-                engine=engine,
-                codec=codec,
-                priorities=priorities,
-                heap_bytes=heap_bytes,
-            )
-
-        return transfer(reader, open_writer, strict=strict, progress=progress)
+    return Conversion(sources, selection, changes, envs).run(
+        target_path, open_writer, overwrite=overwrite, strict=strict, progress=progress
+    )
 
 
-def _located(
-    source: StrPath | MinariDataset, target: StrPath, format: str | None, options: dict[str, object]
-) -> tuple[Path, registry.Format, dict[str, object]]:
-    """The path of a source, its format, and the options that its reader takes."""
+def source_of(
+    source: StrPath | MinariDataset,
+    format: str | None = None,
+    options: dict[str, object] | None = None,
+) -> Source:
+    """What `load` reads a source as.
+
+    Args:
+        source: As `load` takes it.
+        format: Name of its format, where it does not show it.
+        options: For its reader.
+
+    Raises:
+        FormatError: It does not exist, or is of no known format.
+    """
+    options = options or {}
     named = format in (None, "minari") and not isinstance(source, os.PathLike)
     if named and (dataset := minari.located(source)) is not None:
         source, minari_options = dataset
@@ -184,7 +204,4 @@ def _located(
     path = local(cast("StrPath", source), "source", remote=True)
     if isinstance(source, ZarrSource):
         options = {**source.options, **options}
-    source_format = registry.source_format(path, format)
-    is_buffer = source_format.name == registry.BUFFER
-    refuse_inside(local(target, "target"), path if is_buffer else None)
-    return path, source_format, options
+    return Source(path, registry.source_format(path, format), options)

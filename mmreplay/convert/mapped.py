@@ -1,19 +1,24 @@
-"""Casts, renames and drops fields of a reader, in this order."""
+"""Changes the fields and steps of a reader.
+
+In this order: steps become fewer, a function of the user changes episodes, and fields
+are cast, renamed and dropped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Reader
-from mmreplay.convert.description import PRIORITY, Description
+from mmreplay.convert.base import Block, Reader, ReaderOf
+from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward
+from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, under
-from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_bits
 
@@ -22,41 +27,63 @@ Numbers = NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What becomes of fields; none changes by default.
+    """What becomes of fields and steps; none changes by default.
 
     Attributes:
+        frame_skip: So many steps become one; see `EachNth`.
+        skip_reward: Which reward these get.
+        map: Changes episodes; see `MappedReader`.
         cast: Dtype by path.
         rename: New path by path of a field or subtree.
         drop: Paths or subtrees, by the names of the source.
     """
 
+    frame_skip: int | None = None
+    skip_reward: SkipReward | None = None
+    map: Function | None = None
     cast: Mapping[str, str] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What changes something, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value}
+
 
 def change(reader: Reader, changes: Changes) -> Reader:
-    """A reader of the changed fields, which closes the other one with itself.
+    """A reader of the changed rows, which closes the other one with itself.
 
     Raises:
-        SchemaError: A field is unknown, two get one name, none is left, or a field
-            cannot be cast; the reader is closed.
+        SchemaError: A field is unknown, two get one name, none is left, a field
+            cannot be cast, or another change is none; the reader is closed.
+        SourceError: The source contradicts its description.
     """
-    if not (changes.cast or changes.rename or changes.drop):
-        return reader
     with undone_by(reader.close):
-        return ChangedReader(reader, changes)
+        if changes.frame_skip is not None:
+            reader = EachNth(reader, changes.frame_skip, changes.skip_reward or "sum")
+        elif changes.skip_reward is not None:
+            raise SchemaError(
+                f"skip_reward needs frame_skip, got {shown(changes.skip_reward)} alone. Pass both."
+            )
+        if changes.map is not None:
+            reader = MappedReader(reader, changes.map)
+        if changes.cast or changes.rename or changes.drop:
+            reader = ChangedReader(reader, changes)
+        return reader
 
 
-class ChangedReader(Reader):
+class ChangedReader(ReaderOf):
     """Reads the rows of another reader with other fields.
 
-    Statistics go with a cast or a new name, as they are of the fields before.
+    Statistics, and the name of the buffer, go with a cast or a new name, as they are of
+    the fields before.
     """
 
     def __init__(self, reader: Reader, changes: Changes) -> None:
         """Wrap a reader, which is closed with this one."""
-        self.report, self._reader = reader.report, reader
+        super().__init__(reader)
         description, own_names = reader.describe(), reader.own_names()
         schema = description.schema
         dropped: set[str] = set()
@@ -78,13 +105,13 @@ class ChangedReader(Reader):
             for path in paths_of(schema.paths, [name], own_names):
                 top = name if path in under(schema.paths, name) else path
                 self._names[path] = _joined(new, path[len(top) :])
-        fields: dict[str, Field] = {}
+        changed_fields: dict[str, Field] = {}
         for path in self._paths:
             new = self._names[path]
-            if new in fields:
+            if new in changed_fields:
                 raise SchemaError(f"two fields would be named {new!r}. Rename or drop one of them.")
             cast = self._casts.get(path)
-            fields[new] = schema.fields[path] if cast is None else cast.field
+            changed_fields[new] = schema.fields[path] if cast is None else cast.field
         roles = {
             role: self._names.get(path, changes.rename.get(path, path))
             for role, path in schema.roles.items()
@@ -93,16 +120,20 @@ class ChangedReader(Reader):
         changed = bool(changes.cast or changes.rename)
         self._description = replace(
             description,
-            schema=Schema.from_flat(fields, roles),
+            schema=Schema.from_flat(changed_fields, roles),
             statistics={} if changed else description.statistics,
-            heap_nbytes=description.heap_nbytes if any(f.varies for f in fields.values()) else 0,
+            uuid="" if changed else description.uuid,
+            heap_nbytes=description.heap_nbytes
+            if any(f.varies for f in changed_fields.values())
+            else 0,
             values=None,
         )
         reader.only(self._paths)
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
+        self.report.steps += [
+            f"{name}: {', '.join(_items(changed_by))}"
+            for name, changed_by in changes.options.items()
+            if name in ("cast", "rename", "drop")
+        ]
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
@@ -121,23 +152,11 @@ class ChangedReader(Reader):
                     f"{cast.error:.2g} of a value"
                 )
 
-    def marks(self) -> Iterator[Block]:
-        """See `Reader.marks`."""
-        return self._reader.marks()
-
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
         for block in self._reader.measures():
             known = (path for path in self._paths if path in block.columns)
             yield replace(block, columns={self._names[p]: block.columns[p] for p in known})
-
-    def narrow(self, span: Span) -> None:
-        """See `Reader.narrow`."""
-        self._reader.narrow(span)
-
-    def close(self) -> None:
-        """See `Reader.close`."""
-        self._reader.close()
 
 
 class Cast:
@@ -199,6 +218,11 @@ class Cast:
                 "Cast it to another dtype."
             )
         return cast
+
+
+def _items(paths: Mapping[str, str] | Sequence[str]) -> list[str]:
+    pairs = paths.items() if isinstance(paths, Mapping) else [(path, "") for path in paths]
+    return [f"{path} to {value}" if value else path for path, value in pairs]
 
 
 def _listed(name: str, value: Sequence[str]) -> Sequence[str]:

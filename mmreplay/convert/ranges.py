@@ -7,6 +7,7 @@ by positions. Rows that were overwritten since are left out and counted.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -113,6 +114,20 @@ class RowRanges:
         columns = np.stack([self.env_ids, self.first, self.stop], axis=1)
         return {"format": FORMAT, "version": VERSION, "uuid": self.uuid, "rows": columns.tolist()}
 
+    def to_bytes(self) -> bytes:
+        """Return them as a selection file.
+
+        Raises:
+            FormatError: `read_ranges` would refuse the file.
+        """
+        data = json.dumps(self.to_json()).encode()
+        if len(self.env_ids) > MAX_RANGES or len(data) > MAX_NBYTES:
+            raise FormatError(
+                f"a selection holds at most {MAX_RANGES:,} ranges of rows and {MAX_NBYTES:,} "
+                f"bytes, got {len(self.env_ids):,} ranges. Select by numbers of episodes instead."
+            )
+        return data
+
 
 def read_ranges(path: Path) -> RowRanges:
     """Read a selection file.
@@ -142,6 +157,11 @@ def read_ranges(path: Path) -> RowRanges:
                 f"first < stop, got {str(row)[:80]}."
             )
     return RowRanges.of([tuple(row) for row in rows], str(uuid)[:64])
+
+
+def write_selection(path: Path, data: bytes) -> None:
+    """Write a selection file, over an existing one."""
+    files.replace_bytes(path, data)
 
 
 def _is_range(row: object) -> bool:
@@ -212,6 +232,7 @@ class RangesReader(Reader):
     episode, the row after it begins another one by an interruption (BREAK).
 
     Attributes:
+        ranges: The rows that it reads.
         paths: The columns of its blocks.
     """
 
@@ -233,7 +254,7 @@ class RangesReader(Reader):
                 another source stand before it, as behind a gap; -1 where none do.
         """
         self.report = reader.report
-        self._reader, self._ranges = reader, ranges
+        self._reader, self.ranges = reader, ranges
         description = reader.describe()
         self._truncated = description.schema.role("truncated") or ""
         self._final_follows = description.autoreset == "next_step"
@@ -247,7 +268,7 @@ class RangesReader(Reader):
 
     def _lay_out(self, description: Description, heads: Ids, continue_from: Ids) -> None:
         """Choose the position of each range: one after the other."""
-        ranges = self._ranges
+        ranges = self.ranges
         lengths = ranges.stop - ranges.first
         self._gap = np.diff(ranges.env_ids, prepend=-1) == 0
         oldest = np.flatnonzero(~self._gap)
@@ -302,7 +323,7 @@ class RangesReader(Reader):
             last: uint8 ``[E]``, flags of the rows before, and then of the last ones.
         """
         last = np.zeros(self._description.num_envs, np.uint8) if last is None else last
-        ranges = self._ranges
+        ranges = self.ranges
         for block in blocks:
             which = _range_of(ranges, block.env_ids, block.positions)
             if (which < 0).all():
@@ -321,7 +342,7 @@ class RangesReader(Reader):
             which: int64 ``[N]``, the range of each.
             last: uint8 ``[E]``, flags of the row before, and then of the last one.
         """
-        flags, ranges = rows.flags.copy(), self._ranges
+        flags, ranges = rows.flags.copy(), self.ranges
         served = rows.columns.get(self._truncated)
         if served is not None:
             # Only the CUT of the next row, which is left out, says that it truncates.

@@ -64,8 +64,9 @@ class Format:
     varies: bool = False
 
 
+BUFFERS = Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True)
 OURS = (
-    Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True),
+    BUFFERS,
     Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",), varies=True),
     Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth"), varies=True),
     Format(
@@ -384,6 +385,21 @@ def target_format(path: Path, name: str | None = None) -> Format:
             f"{', '.join(endings)} or a folder. {advice}{_or_failed()}"
         )
     return formats()[BUFFER]
+
+
+def split_suffix(file_format: Format, folder: Path) -> str:
+    """The ending of the names of files of a format in a folder of splits.
+
+    Raises:
+        FormatError: The folder has the name of a file.
+    """
+    if _by_suffix(folder):
+        raise FormatError(
+            f"{folder} must be the name of a folder, as splits are several files, got one of a "
+            f"file. Leave out its suffix, and pass format={file_format.name!r} (--to "
+            f"{file_format.name})."
+        )
+    return next(iter(file_format.suffixes), "")
 
 
 def _able(file_format: Format, attribute: str, verb: str) -> Format:

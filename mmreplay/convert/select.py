@@ -8,26 +8,32 @@ beginning was overwritten included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.arguments import integer, is_number
-from mmreplay.convert.base import Notes, Reader
+from mmreplay.arguments import integer, is_number, one_of
+from mmreplay.convert.base import Notes, Progress, Reader
 from mmreplay.convert.condition import parse
+from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.ranges import RangesReader, RowRanges, select_ranges
 from mmreplay.errors import SchemaError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, meant, under
 from mmreplay.ring import Span
-from mmreplay.samplers.random import StepGenerator
 from mmreplay.schema.source_names import OwnNames
+from mmreplay.splitting import deal
 
 Bools = NDArray[np.bool_]
 Ids = NDArray[np.int64]
+MAX_COUNTED = 8
+"""Of so many sources each step says what it left."""
+SPLIT_NAME = re.compile(r"[^\W_][\w.-]{0,63}")
 EpisodeNumbers = Any
 """A slice, rising integers, or a table of episodes with a column ``number``."""
 
@@ -37,7 +43,8 @@ class Selection:
     """The part of a source that a user selects; all of it by default.
 
     In this order: environments, episodes by their numbers, those that `where` holds of,
-    a random share or the best of these, rows of what is left, and fields.
+    the first of equal ones, a random share or the best of these, splits, rows of what
+    is left, and fields.
 
     Attributes:
         fields: Paths, or subtrees.
@@ -50,7 +57,9 @@ class Selection:
         where: A condition; see `mmreplay.convert.condition`.
         fraction: A share of the episodes, chosen at random.
         top: The episodes with the highest returns: a share below 1, or a number.
-        seed: Of the random choice.
+        seed: Of the random choices.
+        unique: Leave out episodes that equal an earlier one in all their bytes.
+        splits: Shares of the episodes by the names of the splits to deal them into.
     """
 
     fields: Sequence[str] | None = None
@@ -63,48 +72,121 @@ class Selection:
     fraction: float | None = None
     top: float | None = None
     seed: int = 0
+    unique: bool = False
+    splits: Mapping[str, float] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What selects something, by name; the seed where there is a random choice."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.fraction is None and self.splits is None:
+            del values["seed"]
+        return {n: v for n, v in values.items() if v is not None and v is not False}
 
     @property
     def reads_fields(self) -> bool:
         """Whether episodes are chosen by fields, be these selected or not."""
-        return self.where is not None or self.top is not None
+        return self.where is not None or self.top is not None or self.unique
+
+    @property
+    def by_episode(self) -> bool:
+        """Whether episodes are chosen."""
+        by_number = (self.episodes, self.skip, self.fraction, self.top)
+        return self.unique or any(
+            each is not None for each in (*by_number, self.where, self.splits)
+        )
 
 
-def select(reader: Reader, selection: Selection) -> Reader:
-    """A reader of the selected part, which closes the other reader with itself.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is read of a source.
+
+    Attributes:
+        source: The description of all its rows.
+        ranges: The rows that are read; None for all.
+        episodes: Episodes of the source, and those that are read; None where they were
+            not counted.
+    """
+
+    source: Description
+    ranges: RowRanges | None = None
+    episodes: tuple[int, int] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows that are read."""
+        return self.source.rows if self.ranges is None else self.ranges.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The rows that a selection takes, all of them or those of a split.
+
+    Attributes:
+        reader: Of the rows.
+        origins: What it reads of each source, in their order.
+    """
+
+    reader: Reader
+    origins: Sequence[Origin]
+
+
+def select(
+    reader: Reader, selection: Selection, progress: Progress | None = None
+) -> dict[str, Selected]:
+    """What is selected of a source, by the names of the splits; ``""`` without splits.
+
+    The readers close the other one with themselves.
+
+    Args:
+        reader: Of the source.
+        selection: What to read.
+        progress: Called with (rows done, rows in all) where episodes are looked at.
 
     Raises:
         SchemaError: Something selected does not exist; the reader is closed.
     """
-    by_number = (selection.episodes, selection.skip, selection.fraction, selection.top)
-    counted = (selection.env_ids, *by_number, selection.where, selection.rows)
-    if all(part is None for part in (selection.fields, *counted, selection.ranges)):
-        return reader
+    counted = (selection.env_ids, selection.rows)
+    others = any(each is not None for each in counted) or selection.by_episode
+    description = reader.describe()
+    if not others and selection.fields is None and selection.ranges is None:
+        return {"": Selected(reader, [Origin(description)])}
     with undone_by(reader.close):
-        refuse_pairs(selection)
-        description = reader.describe()
+        check_selection(selection)
         paths = None
         if selection.fields is not None:
             paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
         if selection.ranges is not None:
-            if any(part is not None for part in counted):
+            if others:
                 raise SchemaError(
                     "select: rows must be selected by position or by number, got both. "
                     "Leave out env_ids, episodes and rows."
                 )
-            return _read(select_ranges(reader, selection.ranges), paths)
-        span = Span(description.first, description.stop)
-        if selection.env_ids is not None:
-            mask = env_mask(description.num_envs, selection.env_ids)
-            span = Span(np.where(mask, span.first, span.stop), span.stop)
+            ranged = select_ranges(reader, selection.ranges)
+            return {"": Selected(_read(ranged, paths), [Origin(description, ranged.ranges)])}
+        span = span_of(description, selection)
         ranges = RowRanges.of_span(span)
-        if any(part is not None for part in (*by_number, selection.where)):
+        if selection.env_ids is not None:
+            reader.report.steps.append(f"env_ids leaves {ranges.rows:,} rows")
+        origins = {"": Origin(description, ranges)}
+        if selection.by_episode:
             reader.narrow(span)
-            ranges = _episodes(reader, span, selection)
+            facts = facts_of(reader, selection, span, progress=progress)
+            chosen = there(choose([facts], selection, reader.report), facts, reader, reader.report)
+            ranges = facts.ranges(chosen)
+            origins = {
+                name: Origin(description, facts.ranges(mine), (len(facts), int(mine.sum())))
+                for name, mine in divide(chosen, selection, reader.report).items()
+            }
         if selection.rows is not None:
             ranges = ranges.sliced(*bounds_of("rows", selection.rows, ranges.rows))
+            origins = {"": replace(origins[""], ranges=ranges)}
+            reader.report.steps.append(f"rows leaves {ranges.rows:,} rows")
         reader.narrow(ranges.span(description.stop))
-        return _read(RangesReader(reader, ranges), paths)
+        return {
+            name: Selected(_read(RangesReader(reader, origin.ranges or ranges), paths), [origin])
+            for name, origin in origins.items()
+        }
 
 
 def paths_of(
@@ -153,6 +235,19 @@ def _unknown(name: object, paths: tuple[str, ...], known: Iterable[str]) -> Sche
     return SchemaError(
         f"fields must be fields or subtrees of {', '.join(paths[:20])}, got {shown(name)}. {advice}"
     )
+
+
+def span_of(description: Description, selection: Selection) -> Span:
+    """The rows of the environments that are selected.
+
+    Raises:
+        SchemaError: One of them is none.
+    """
+    span = Span(description.first, description.stop)
+    if selection.env_ids is None:
+        return span
+    mask = env_mask(description.num_envs, selection.env_ids)
+    return Span(np.where(mask, span.first, span.stop), span.stop)
 
 
 def env_mask(num_envs: int, env_ids: ArrayLike) -> NDArray[np.bool_]:
@@ -212,20 +307,18 @@ def _read(reader: RangesReader, paths: tuple[str, ...] | None) -> Reader:
     return reader
 
 
-def refuse_pairs(selection: Selection) -> None:
-    """Refuse selections that exclude each other."""
+def check_selection(selection: Selection) -> None:
+    """Refuse selections that exclude each other, and splits that are none."""
     given = {name: getattr(selection, name) is not None for name in ("episodes", "skip", "where")}
     given |= {name: getattr(selection, name) is not None for name in ("rows", "fraction", "top")}
-    for one, other in (("episodes", "skip"), ("where", "rows"), ("fraction", "top")):
+    given["splits"] = selection.splits is not None
+    pairs = (("episodes", "skip"), ("where", "rows"), ("fraction", "top"), ("splits", "rows"))
+    for one, other in pairs:
         if given[one] and given[other]:
             raise SchemaError(f"{one} and {other} exclude each other. Pass one of them.")
-
-
-def _episodes(reader: Reader, span: Span, selection: Selection) -> RowRanges:
-    """The rows of the episodes that are selected, of what is left of a source."""
-    facts = facts_of(reader, selection, span)
-    chosen = choose([facts], selection, reader.report)
-    return facts.ranges(there(chosen, facts, reader, reader.report))
+    one_of("unique", selection.unique, (True, False))
+    if selection.splits is not None:
+        check_splits(selection.splits)
 
 
 def there(chosen: Bools, facts: EpisodeFacts, reader: Reader, notes: Notes) -> Bools:
@@ -246,7 +339,14 @@ def there(chosen: Bools, facts: EpisodeFacts, reader: Reader, notes: Notes) -> B
 
 
 def facts_of(
-    reader: Reader, selection: Selection, span: Span, *, source: int = 0, before: int = 0
+    reader: Reader,
+    selection: Selection,
+    span: Span,
+    *,
+    source: int = 0,
+    before: int = 0,
+    returns: bool = False,
+    progress: Progress | None = None,
 ) -> EpisodeFacts:
     """What a selection asks of a source's episodes.
 
@@ -256,6 +356,8 @@ def facts_of(
         span: The rows to look at.
         source: See `EpisodeFacts`, as the next one.
         before: See there.
+        returns: Sum rewards in any case, where they are numbers.
+        progress: Called after each block with (rows done, rows in all).
     """
     schema = reader.describe().schema
     reward = schema.role("reward") or ""
@@ -264,14 +366,23 @@ def facts_of(
         condition = parse(selection.where, schema.fields, reward)
         for note in condition.notes:
             reader.report.note(f"where: {note}")
-    scalar = reward in schema.fields and math.prod(schema.fields[reward].shape or ()) == 1
-    if selection.top is not None and (not scalar or schema.fields[reward].varies):
+    field = schema.fields.get(reward)
+    scalar = field is not None and not field.varies and math.prod(field.shape) == 1
+    if selection.top is not None and not scalar:
         raise SchemaError(
             "top needs returns, and no field of one number has the role of the reward. Use where "
             "with sum(FIELD)."
         )
-    returns = selection.top is not None
-    return EpisodeFacts(reader, condition, span=span, returns=returns, source=source, before=before)
+    return EpisodeFacts(
+        reader,
+        condition,
+        span=span,
+        returns=scalar and (returns or selection.top is not None),
+        digests=selection.unique,
+        source=source,
+        before=before,
+        progress=progress,
+    )
 
 
 def choose(sources: Sequence[EpisodeFacts], selection: Selection, notes: Notes) -> Bools:
@@ -286,12 +397,19 @@ def choose(sources: Sequence[EpisodeFacts], selection: Selection, notes: Notes) 
     if len(sources) > 1:
         steps[-1] = f"the {len(sources):,} sources have {total:,} episodes"
     chosen = np.ones(total, bool)
+    edges = np.cumsum([0, *map(len, sources)])
+
+    def left(by: str) -> None:
+        each = [f"{chosen[first:stop].sum():,}" for first, stop in pairwise(edges.tolist())]
+        of_each = f" ({', '.join(each)})" if 1 < len(each) <= MAX_COUNTED else ""
+        steps.append(f"{by} leaves {chosen.sum():,}{of_each}")
+
     for name in ("episodes", "skip"):
         given = getattr(selection, name)
         if given is not None:
             listed = numbered(name, given, total)
             chosen &= listed if name == "episodes" else ~listed
-            steps.append(f"{name} leaves {chosen.sum():,}")
+            left(name)
     if selection.where is not None:
         truths = [facts.selected() for facts in sources]
         none = [np.zeros(len(facts), bool) for facts in sources]
@@ -305,16 +423,75 @@ def choose(sources: Sequence[EpisodeFacts], selection: Selection, notes: Notes) 
                 "them"
             )
         chosen &= np.concatenate([truth.true for truth in truths])
-        steps.append(f"where leaves {chosen.sum():,}")
+        left("where")
+    if selection.unique:
+        which = np.flatnonzero(chosen)
+        digests = np.concatenate([facts.digests for facts in sources])
+        first = np.unique(digests[which], return_index=True)[1]
+        chosen = np.zeros(total, bool)
+        chosen[which[first]] = True
+        left("unique")
     if selection.fraction is not None:
         chosen = _some(chosen, selection.fraction, selection.seed)
-        steps.append(f"fraction leaves {chosen.sum():,}")
+        left("fraction")
     if selection.top is not None:
         chosen = _best(chosen, sources, selection.top, notes)
-        steps.append(f"top leaves {chosen.sum():,}")
+        left("top")
     if total and not chosen.any():
         raise SchemaError(f"no episode is selected: {', '.join(steps)}. Select at least one.")
     return chosen
+
+
+def divide(chosen: Bools, selection: Selection, notes: Notes) -> dict[str, Bools]:
+    """The chosen episodes of each split by its name, bool ``[N]`` each.
+
+    Args:
+        chosen: bool ``[N]``.
+        selection: With the shares; without splits all are of the one named ``""``.
+        notes: Of the result.
+
+    Raises:
+        SchemaError: A split would have no episode.
+    """
+    if selection.splits is None:
+        return {"": chosen}
+    shares = selection.splits
+    which = np.flatnonzero(chosen)
+    dealt = deal(len(which), [*shares.values()], integer("seed", selection.seed, 0))
+    counts = ", ".join(f"{name} {len(each):,}" for name, each in zip(shares, dealt, strict=True))
+    if not all(map(len, dealt)):
+        raise SchemaError(
+            f"each of splits must have an episode, and of {len(which):,} there would be: {counts}. "
+            "Select more episodes, or fewer splits."
+        )
+    notes.steps.append(f"splits: {counts}")
+    divided = {name: np.zeros(len(chosen), bool) for name in shares}
+    for name, each in zip(shares, dealt, strict=True):
+        divided[name][which[each]] = True
+    return divided
+
+
+def check_splits(splits: Mapping[str, float]) -> None:
+    """Refuse splits without a name of a file, or whose shares are not all there is."""
+    if not isinstance(splits, Mapping) or not splits:
+        raise SchemaError(
+            f"splits must be shares by name, got {shown(splits)}. Pass such as "
+            "{'train': 0.9, 'val': 0.1}."
+        )
+    for name in splits:
+        if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
+            raise SchemaError(
+                "names of splits must be 1 to 64 letters, digits, '_', '-' or '.', and begin with "
+                f"a letter or digit, got {shown(name)}. Pass such as 'train'."
+            )
+    shares = [*splits.values()]
+    if not all(is_number(share) and 0 < share <= 1 for share in shares) or (
+        abs(sum(shares) - 1) > 1e-9
+    ):
+        raise SchemaError(
+            f"shares of splits must be above 0 and 1 together, got {shown(shares)}. Pass such as "
+            "0.9 and 0.1."
+        )
 
 
 def numbered(name: str, selected: Any, total: int) -> Bools:
@@ -332,7 +509,7 @@ def numbered(name: str, selected: Any, total: int) -> Bools:
     if isinstance(selected, slice):
         mask[slice(*bounds_of(name, selected, total))] = True
         return mask
-    table = _column_of(selected)
+    table = numbers_of(selected)
     try:
         numbers = np.asarray(selected if table is None else table)
     except ValueError:
@@ -359,7 +536,7 @@ def numbered(name: str, selected: Any, total: int) -> Bools:
     return mask
 
 
-def _column_of(selected: Any) -> Any:
+def numbers_of(selected: Any) -> Any:
     """The numbers of a table of episodes; None of anything else."""
     number = getattr(selected, "number", None)
     if number is not None:
@@ -377,9 +554,10 @@ def _some(chosen: Bools, fraction: float, seed: int) -> Bools:
             f"fraction must be above 0 and at most 1, got {shown(fraction)}. Pass such as 0.1."
         )
     which = np.flatnonzero(chosen)
-    order = StepGenerator(integer("seed", seed, 0)).at(0).permutation(len(which))
+    least = 1 / max(1, len(which))
+    (some,) = deal(len(which), [max(fraction, least)], integer("seed", seed, 0))
     mask = np.zeros(len(chosen), bool)
-    mask[which[order[: max(1, math.floor(len(which) * fraction + 0.5))]]] = True
+    mask[which[some]] = True
     return mask
 
 

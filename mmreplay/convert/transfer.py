@@ -5,31 +5,40 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from mmreplay.buffer import opening
 from mmreplay.buffer.opening import StrPath, absolute
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Progress, Reader, Report, Writer
+from mmreplay.convert.base import Progress, Reader, Report, Writer, name_source
+from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import EpisodeStarts
+from mmreplay.convert.joined import Envs, join
+from mmreplay.convert.mapped import Changes, change
+from mmreplay.convert.provenance import PROVENANCE, provenance_of
 from mmreplay.convert.registry import BUFFER, Format
-from mmreplay.convert.select import Selection, select
+from mmreplay.convert.select import Origin, Selected, Selection, select
+from mmreplay.convert.splits import write_splits
 from mmreplay.convert.staging import STAGED
 from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
 from mmreplay.disk.address import url_of
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
+from mmreplay.strict_json import Json
 
 
 def transfer(
     reader: Reader,
     open_writer: Callable[[Description], Writer],
     *,
+    provenance: Json | None = None,
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -38,6 +47,7 @@ def transfer(
     Args:
         reader: The source.
         open_writer: Makes the target for a description.
+        provenance: What the user metadata say of where the rows come from, if anything.
         strict: Refuse guesses and losses.
         progress: Called after each block with (rows done, rows in all).
 
@@ -45,7 +55,7 @@ def transfer(
         SourceError: The source contradicts its description, or strict and doubtful.
     """
     begin = time.monotonic()
-    description = describe(reader)
+    description = describe(reader, provenance)
     refuse_doubts(reader, strict)
     rows = episodes = 0
     beginnings = EpisodeStarts(description.num_envs)
@@ -78,9 +88,16 @@ def transfer(
     )
 
 
-def describe(reader: Reader) -> Description:
-    """The description of a reader, with what measures the values of its rows."""
+def describe(reader: Reader, provenance: Json | None = None) -> Description:
+    """The description of a target: a reader's, with what measures its rows' values.
+
+    Args:
+        reader: Of the rows.
+        provenance: What the user metadata say of where they come from, if anything.
+    """
     description = reader.describe()
+    if provenance is not None:
+        description = replace(description, user={**description.user, PROVENANCE: provenance})
     if not description.schema.varying:
         return description
     values = ValueSizes(reader.measures, description.schema, description.num_envs)
@@ -98,17 +115,6 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
             f"{reader.report.doubts[0]}, and strict allows no guess. Load without "
             "strict if the guess is right, or pass the option that says it, if any."
         )
-
-
-@contextmanager
-def name_source(source: Path) -> Iterator[None]:
-    """Add the source's path to errors about its rows."""
-    try:
-        yield
-    except SourceError as error:
-        if str(source) not in str(error):
-            error.add_note(f"while reading {source}")
-        raise
 
 
 Options = dict[str, object]
@@ -166,42 +172,226 @@ def refuse_inside(target: Path, source: Path | None) -> None:
         opening.refuse_inside(target, source, target.parent)
 
 
-def open_source(
-    path: Path, file_format: Format, options: Options, selection: Selection | None = None
-) -> Reader:
-    """Open a source, or the selected part of it."""
+def selection_of(**options: Any) -> Selection | None:
+    """The selection of arguments of `load` and `export`; None where none selects."""
+    some = any(
+        value is not None and value is not False
+        for name, value in options.items()
+        if name != "seed"
+    )
+    return Selection(**options) if some else None
+
+
+def changes_of(**options: Any) -> Changes | None:
+    """The changes of arguments of `load` and `export`; None where nothing changes."""
+    there = {name: value for name, value in options.items() if value is not None}
+    return Changes(**there) if any(there.values()) or "frame_skip" in there else None
+
+
+def open_source(path: Path, file_format: Format, options: Options) -> Reader:
+    """Open a source with the options of its format."""
     registry.refuse_unknown(file_format, "open_reader", options)
-    if selection is None:
-        return registry.open_reader(file_format, path, **options)
-    if file_format.name == BUFFER:
-        # A buffer's reader skips other fields and environments itself.
-        options = {**options, "env_ids": selection.env_ids}
-        selection = replace(selection, env_ids=None)
-        if not selection.reads_fields:
-            options = {**options, "fields": selection.fields}
-            selection = replace(selection, fields=None)
-    elif "fields" in registry.options_of(file_format, "open_reader"):
-        # It decides between columns that become one field.
-        options = {**options, "fields": selection.fields}
-    return select(registry.open_reader(file_format, path, **options), selection)
+    return registry.open_reader(file_format, path, **options)
 
 
-def opener_of(
-    path: Path, file_format: Format, options: Options, selection: Selection
-) -> Callable[[Selection | None], Reader]:
-    """What opens one of several sources.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source of a conversion.
 
-    Args:
-        path: Of the source.
-        file_format: Of it.
-        options: As `open_source` takes them.
-        selection: Of all sources: the formats that decide between columns that become
-            one field are given its fields.
+    Attributes:
+        path: Of it; None of a buffer in memory.
+        format: Of it.
+        options: As its reader takes them.
+        buffer: The source itself where it is open.
     """
-    takes_fields = "fields" in registry.options_of(file_format, "open_reader")
-    if file_format.name != BUFFER and takes_fields and not selection.reads_fields:
-        options = {**options, "fields": selection.fields}
-    return partial(open_source, path, file_format, options)
+
+    path: Path | None
+    format: Format
+    options: Options
+    buffer: ReplayBuffer | None = None
+
+    @property
+    def name(self) -> Path:
+        """Its path, or what stands for it."""
+        return self.path or Path("memory")
+
+    def open(self, options: Options) -> Reader:
+        """Open it with more options."""
+        options = {**self.options, **options}
+        if self.buffer is not None:
+            return BufferReader(self.buffer, **cast("dict[str, Any]", options))
+        assert self.path is not None
+        return open_source(self.path, self.format, options)
+
+    def selected(
+        self, selection: Selection, progress: Progress | None = None
+    ) -> dict[str, Selected]:
+        """Open the selected part, where it is the only source; see `select`."""
+        options: Options = {}
+        if self.format.name == BUFFER:
+            # A buffer's reader skips other fields itself.
+            if not selection.reads_fields:
+                options = {"fields": selection.fields}
+                selection = replace(selection, fields=None)
+        elif selection.fields is not None and self.takes_fields:
+            # It decides between columns that become one field.
+            options = {"fields": selection.fields}
+        return select(self.open(options), selection, progress)
+
+    @property
+    def takes_fields(self) -> bool:
+        """Whether the format itself decides by the fields, and is not a buffer's."""
+        return self.format.name != BUFFER and "fields" in registry.options_of(
+            self.format, "open_reader"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What is read of which sources, and what becomes of it.
+
+    Attributes:
+        sources: At least one.
+        selection: Of all sources together; None for all of their rows and fields.
+        changes: Of fields and steps, if any.
+        envs: How environments of several sources are joined.
+    """
+
+    sources: Sequence[Source]
+    selection: Selection | None = None
+    changes: Changes | None = None
+    envs: Envs = "append"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What selects or changes something, by name; nothing of a plain conversion."""
+        options: dict[str, Any] = {}
+        for each in (self.selection, self.changes):
+            options |= {} if each is None else each.options
+        return options if len(self.sources) == 1 else {**options, "envs": self.envs}
+
+    def open(self, progress: Progress | None = None) -> dict[str, Selected]:
+        """Open what is selected and changed, by the names of splits.
+
+        Args:
+            progress: Called with (rows done, rows in all) of each source whose episodes
+                are looked at.
+
+        Returns:
+            Without splits one, whose name is ``""``.
+
+        Raises:
+            ReplayError: Something is wrong with a source, or with what is asked of it.
+        """
+        selection, changes = self.selection, self.changes
+        if len(self.sources) > 1:
+            selection = selection or Selection()
+            fields: Options = {}
+            if not selection.reads_fields:
+                fields = {"fields": selection.fields}
+            openers = [
+                (each.name, partial(each.open, fields if each.takes_fields else {}))
+                for each in self.sources
+            ]
+            opened = join(openers, selection, self.envs, progress)
+        else:
+            with self.naming():
+                if selection is None:
+                    reader = self.sources[0].open({})
+                    opened = {"": Selected(reader, [Origin(reader.describe())])}
+                else:
+                    opened = self.sources[0].selected(selection, progress)
+        if changes is None:
+            return opened
+        return {
+            name: replace(each, reader=change(each.reader, changes))
+            for name, each in opened.items()
+        }
+
+    def provenance(self, selected: Selected, target: Path) -> Json | None:
+        """What user metadata say of where rows of a target come from, if anything."""
+        options = self.options
+        if not options:
+            return None
+        sources = [(each.name.name, each.format.name) for each in self.sources]
+        return provenance_of(sources, selected.origins, target.name, options)
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Name the only source in errors; several are named as they are read."""
+        return name_source(self.sources[0].name) if len(self.sources) == 1 else nullcontext()
+
+    def run(
+        self,
+        target: Path,
+        open_writer: Callable[[Path, Description, bool], Writer],
+        *,
+        suffix: str = "",
+        overwrite: bool = False,
+        strict: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Open what is selected and write it; see `write`."""
+        opened = self.open()
+        with closing_all(opened):
+            return self.write(
+                opened,
+                target,
+                open_writer,
+                suffix=suffix,
+                overwrite=overwrite,
+                strict=strict,
+                progress=progress,
+            )
+
+    def write(
+        self,
+        opened: Mapping[str, Selected],
+        target: Path,
+        open_writer: Callable[[Path, Description, bool], Writer],
+        *,
+        suffix: str = "",
+        overwrite: bool = False,
+        strict: bool = False,
+        progress: Progress | None = None,
+    ) -> Report:
+        """Write what was opened; the target appears complete, or not at all.
+
+        Args:
+            opened: What `open` returned.
+            target: A file, or a folder.
+            open_writer: Makes a target of a path and a description, perhaps over an
+                existing one.
+            suffix: Of the name of each split's file.
+            overwrite: Replace the target if it exists.
+            strict: See `transfer`.
+            progress: Called after each block with (rows done, rows in all).
+        """
+
+        def write_one(name: str, path: Path, overwrite: bool, progress: Progress | None) -> Report:
+            return transfer(
+                opened[name].reader,
+                lambda description: open_writer(path, description, overwrite),
+                provenance=self.provenance(opened[name], target),
+                strict=strict,
+                progress=progress,
+            )
+
+        with self.naming():
+            if list(opened) == [""]:
+                return write_one("", target, overwrite, progress)
+            rows = {name: each.reader.describe().rows for name, each in opened.items()}
+            return write_splits(
+                rows, target, write_one, suffix=suffix, overwrite=overwrite, progress=progress
+            )
+
+
+@contextmanager
+def closing_all(opened: Mapping[str, Selected]) -> Iterator[None]:
+    """Close the readers of what was opened."""
+    with ExitStack() as stack:
+        for each in opened.values():
+            stack.enter_context(each.reader)
+        yield
 
 
 def split_options(source: Format, target: Format, options: Options) -> tuple[Options, Options]:
@@ -246,23 +436,3 @@ def name_shared_options(options: Options, reading: Options, writing: Options) ->
                 f"option {name!r} was passed to both sides. Use from.{name} or to.{name}."
             )
         raise
-
-
-def write_target(
-    reader: Reader,
-    target: Path,
-    file_format: Format,
-    options: Options,
-    *,
-    overwrite: bool,
-    strict: bool,
-    progress: Progress | None,
-) -> Report:
-    """Write all rows of a reader into a target of a format."""
-
-    def open_writer(description: Description) -> Writer:
-        return registry.open_writer(
-            file_format, target, description, overwrite=overwrite, **options
-        )
-
-    return transfer(reader, open_writer, strict=strict, progress=progress)

@@ -153,3 +153,35 @@ def columns_of(rows, ending):
             steps.append(steps[-1] + 1)
         last = row["env"]
     return {**columns, "episode_index": episodes, "step_index": steps}
+
+
+@pytest.mark.parametrize("name", ["polars", "pandas"])
+def test_a_table_that_a_library_filtered_selects_its_episodes(tmp_path, name):
+    library = pytest.importorskip(name, reason=f"{name} is not installed")
+    rings = [record(tmp_path / f"ring{seed}", "same_step", seed) for seed in range(3)]
+    for source in (rings[0], rings):
+        table = mr.episode_table(source)
+        frame = library.DataFrame(table.to_dict())
+        if name == "polars":
+            some = frame.filter(library.col("whole") & (library.col("returns") > 0))
+            some = some.sort("returns")
+            empty = some.filter(library.col("lengths") < 0)
+        else:
+            some = frame[frame["whole"] & (frame["returns"] > 0)].sort_values("returns")
+            empty = some[some["lengths"] < 0]
+        assert 0 < len(some) < len(table)
+        target = tmp_path / f"x{len(table)}"
+        mr.load(source, target / "by_table", episodes=some)
+        mr.load(source, target / "by_where", where="whole and return > 0")
+        mr.load(source, target / "but_these", skip=some)
+        assert rows_of(target / "by_table") == rows_of(target / "by_where")
+        both = len(rows_of(target / "by_table")) + len(rows_of(target / "but_these"))
+        assert both == len(rows_of(all_of(source, target)))
+        with pytest.raises(mr.SchemaError, match="no episode is selected"):
+            mr.load(source, target / "none", episodes=empty)
+
+
+def all_of(source, target):
+    """All rows of the sources, without final rows whose step is gone."""
+    mr.load(source, target / "all", where="number >= 0")
+    return target / "all"

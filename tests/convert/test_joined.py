@@ -363,7 +363,7 @@ def test_a_doubt_that_comes_as_rows_are_read_is_refused_by_strict(tmp_path):
             self.report.doubt("these rows are odd")
 
     def opener(path):
-        return lambda _: Doubtful(mr.ReplayBuffer.open(path), owned=True)
+        return lambda: Doubtful(mr.ReplayBuffer.open(path), owned=True)
 
     paths = [ring(tmp_path / "a"), ring(tmp_path / "b", 6)]
     openers = [(path, opener(path)) for path in paths]
@@ -371,11 +371,11 @@ def test_a_doubt_that_comes_as_rows_are_read_is_refused_by_strict(tmp_path):
     def write(description):
         return buffer_writer.open_writer(tmp_path / "x", description, overwrite=False)
 
-    with join(openers, Selection()) as reader:
+    with join(openers, Selection())[""].reader as reader:
         report = transfer(reader, write)
     assert report.doubts == tuple(f"{path}: these rows are odd" for path in paths)
     with (
-        join(openers, Selection()) as reader,
+        join(openers, Selection())[""].reader as reader,
         pytest.raises(SourceError, match=r"b: these rows are odd|a: these rows are odd"),
     ):
         transfer(

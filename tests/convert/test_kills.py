@@ -252,6 +252,43 @@ def test_killed_while_shards_are_written(tmp_path, source):
         number += 230
 
 
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", ["buffer", "npz"])
+def test_killed_while_splits_are_written(tmp_path, source, kind):
+    # All splits are there, of the one source or of the other, or none of them.
+    other, target = source.with_name("other"), tmp_path / "made" / "sets"
+
+    def run(path, **options):
+        mr.export(path, target, format=kind, splits={"a": 0.5, "b": 0.5}, **options)
+
+    def rewards(paths):
+        found = []
+        for path in paths:
+            back = path
+            if path.suffix:
+                back = tmp_path / "back"
+                mr.load(path, back, overwrite=True)
+            with mr.ReplayBuffer.open(back) as buffer:
+                found += buffer.gather_all()["reward"].tolist()
+        return sorted(found)
+
+    whole = [rewards([each]) for each in (source, other)]
+    number, killed = count(3, 1), True
+    while killed:
+        run(other)
+        killed = in_a_child(at_call(number), lambda: run(source, overwrite=True))
+        if killed and target.exists():
+            assert len(list(target.iterdir())) == 2
+            assert rewards(target.iterdir()) in whole
+        old = target.with_name("tmp-mmreplay-old-sets")
+        assert target.exists() or old.exists()
+        run(source, overwrite=True)
+        assert rewards(target.iterdir()) == whole[0]
+        assert leftovers(target.parent) == []
+        files.remove_tree(target)
+        number += count(1, 17)
+
+
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("check", [check_killed, check_replaced])

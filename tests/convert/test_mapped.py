@@ -196,7 +196,7 @@ def test_the_command_line_changes_likewise(cli, ring, tmp_path):
     ("words", "message"),
     [
         (["--cast", "action"], "--cast must be A=B, got 'action'"),
-        (["--rename", "a=b", "--rename", "a=c"], "--rename must name a field once, got 'a' twice"),
+        (["--rename", "a=b", "--rename", "a=c"], "--rename must give 'a' once, got it twice"),
     ],
 )
 def test_mistakes_of_pairs_are_one_line(cli, ring, tmp_path, words, message):

@@ -180,7 +180,7 @@ def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
         return read(self, paths, ids, at)
 
     monkeypatch.setattr(type(source.view), "read_values", counted)
-    with select(reader, Selection(rows=slice(3, 7))) as part:
+    with select(reader, Selection(rows=slice(3, 7)))[""].reader as part:
         assert sum(len(each) for each in part.blocks()) == 4
     assert sum(asked) == 4
 
