@@ -180,10 +180,13 @@ class Writer(Protocol):
     Attributes:
         nbytes: Bytes of the target, known at `finish`.
         notes: What the target leaves out, and why.
+        env_by_env: The rows of an environment must come without those of others between
+            them, and `transfer` sees to it.
     """
 
     nbytes: int
     notes: Notes
+    env_by_env: bool = False
 
     def write(self, block: Block) -> None:
         """Write the next rows; the block's arrays may change after this call."""

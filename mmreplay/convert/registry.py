@@ -150,11 +150,7 @@ FOREIGN = (
         asks=True,
     ),
     Format(
-        "lerobot",
-        "mmreplay.datasets.lerobot",
-        "a LeRobot dataset's folder",
-        writes=False,
-        asks=True,
+        "lerobot", "mmreplay.datasets.lerobot", "a LeRobot dataset's folder", asks=True, varies=True
     ),
     Format("rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder", writes=False, asks=True),
     Format(

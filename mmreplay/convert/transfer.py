@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from mmreplay.buffer import opening
 from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.convert import registry
-from mmreplay.convert.base import Progress, Reader, Report, Writer
+from mmreplay.convert.base import Block, Progress, Reader, Report, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import EpisodeStarts
 from mmreplay.convert.registry import BUFFER, Format
@@ -24,6 +26,7 @@ from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
 from mmreplay.disk.address import url_of
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
+from mmreplay.ring import Span
 
 
 def transfer(
@@ -50,7 +53,8 @@ def transfer(
     rows = episodes = 0
     beginnings = EpisodeStarts(description.num_envs)
     with open_writer(description) as writer:
-        for block in reader.blocks():
+        blocks = env_by_env(reader, description) if writer.env_by_env else reader.blocks()
+        for block in blocks:
             writer.write(block)
             rows += len(block)
             episodes += int(beginnings.look(block).sum())
@@ -76,6 +80,31 @@ def transfer(
         notes=(*reader.report.notes, *writer.notes.notes),
         doubts=(*reader.report.doubts, *writer.notes.doubts),
     )
+
+
+def env_by_env(reader: Reader, description: Description) -> Iterator[Block]:
+    """All rows, those of an environment without others between them.
+
+    One pass where they come so, else one for each environment.
+    """
+    env_ids, seen, apart = -1, np.zeros(description.num_envs, bool), False
+    for block in reader.marks() if description.num_envs > 1 else ():
+        at = np.flatnonzero(np.diff(block.env_ids, prepend=env_ids))
+        begun = block.env_ids[at]
+        apart |= bool(seen[begun].any()) or len(np.unique(begun)) < len(begun)
+        seen[begun] = True
+        env_ids = block.env_ids[-1] if len(block) else env_ids
+    if not apart:
+        yield from reader.blocks()
+        return
+    for env_id in np.flatnonzero(description.first < description.stop).tolist():
+        first = description.stop.copy()
+        first[env_id] = description.first[env_id]
+        reader.narrow(Span(first, description.stop))
+        for block in reader.blocks():
+            rows = block.select(block.env_ids == env_id)
+            if len(rows):
+                yield rows
 
 
 def describe(reader: Reader) -> Description:

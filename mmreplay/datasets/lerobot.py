@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import strict_json
-from mmreplay.convert.base import Block, Notes, refuse_expansion
+from mmreplay.convert.base import Block, Notes, Reader, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import (
     CommonColumns,
@@ -59,6 +59,9 @@ from mmreplay.datasets.lerobot_episodes import (
     check_times,
     find_videos,
 )
+from mmreplay.datasets.lerobot_record import read_record, recorded
+from mmreplay.datasets.lerobot_writer import open_writer as open_writer
+from mmreplay.datasets.lerobot_writer import planned as planned
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError, undone_by
 from mmreplay.ragged import Ragged
@@ -70,6 +73,8 @@ INFO = Path("meta") / "info.json"
 MAX_NBYTES = 16 << 20
 MAX_FILES = 1_000_000
 EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
+STATED = ("next.terminated", "next.truncated")
+"""Columns that tell both ends apart, which this library writes."""
 TASK, TASK_INDEX, TEXTS = "task", "task_index", "meta/tasks"
 TIMESTAMP = "timestamp"
 TASK_FILES = (Path("meta") / "tasks.jsonl", Path("meta") / "tasks.parquet")
@@ -171,7 +176,11 @@ class _CountedTimes:
 
 
 class LerobotReader(FragmentReader):
-    """Reads the episodes one after another as one environment."""
+    """Reads the episodes one after another as one environment.
+
+    Attributes:
+        skipped: Names of the videos that are left out.
+    """
 
     def __init__(
         self,
@@ -183,6 +192,7 @@ class LerobotReader(FragmentReader):
         allow_expansion: bool,
         fields: Sequence[str] | None = None,
     ) -> None:
+        self.skipped: list[str] = []
         self._frames = frames
         self._notes = notes
         self._info = info
@@ -200,6 +210,12 @@ class LerobotReader(FragmentReader):
         self._done = None
         if dones is not None:
             self._done = Flags(f"{window.name}: {DONE!r}", dones, frames.count)
+        self._stated: list[Flags] = []
+        if all(self._is_bool(name) for name in STATED):
+            self._stated = [
+                Flags(f"{window.name}: {name!r}", self._columns.pop(name), frames.count)
+                for name in STATED
+            ]
         self._done_meaning = done
         self._episodes = self._find_episodes()
         # A column of a table may have the name of a video.
@@ -325,6 +341,7 @@ class LerobotReader(FragmentReader):
             return videos
         for name in videos:
             self._notes.note(f"{name!r} is kept as video, and was left out")
+        self.skipped = videos
         return []
 
     def _episode_tables(self) -> list[Path]:
@@ -452,6 +469,11 @@ class LerobotReader(FragmentReader):
             f"each row, got {got}. Number the episodes, or download the dataset again."
         )
 
+    def _is_bool(self, name: str) -> bool:
+        """Return whether there is a column of one bool a row."""
+        rows = self._columns.get(name)
+        return rows is not None and is_scalar(rows.shape) and rows.dtype == "bool"
+
     def _integers(self, name: str) -> ColumnRows | None:
         """Return a column of one number a row, or None."""
         rows = self._columns.get(name)
@@ -473,6 +495,10 @@ class LerobotReader(FragmentReader):
 
     def _ends(self, begin: int, steps: int) -> Any:
         def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            if self._stated:
+                terminated, truncated = self._stated
+                rows = begin + first, begin + stop
+                return terminated.read(*rows), truncated.read(*rows)
             over = np.zeros(stop - first, bool)
             over[-1] = stop == steps
             done = np.zeros(stop - first, bool)
@@ -492,7 +518,9 @@ class LerobotReader(FragmentReader):
             "there are as many observations as actions: what was seen after the last "
             "step of an episode is not known"
         )
-        if self._done is None:
+        if self._stated:
+            note(f"ends are those of {STATED[0]!r} and {STATED[1]!r}")
+        elif self._done is None:
             note(f"no {DONE!r}: all episodes are truncated")
         elif self._done_meaning is None:
             self._notes.doubt(ambiguous_end_note(DONE))
@@ -651,7 +679,7 @@ def open_reader(
     done: str | None = None,
     allow_expansion: bool = False,
     fields: Sequence[str] | None = None,
-) -> LerobotReader:
+) -> Reader:
     """Open a dataset as a source.
 
     Args:
@@ -676,6 +704,11 @@ def open_reader(
             f"{str(version)[:40]!r}. Convert the dataset with LeRobot."
         )
     notes = Notes()
+    record = read_record(path)
     frames = Frames(path, notes)
     with undone_by(frames.close):
-        return LerobotReader(frames, notes, info, video, done, allow_expansion, fields)
+        chosen = fields if record is None else None
+        reader = LerobotReader(frames, notes, info, video, done, allow_expansion, chosen)
+        if record is None:
+            return reader
+        return recorded(reader, record, reader.skipped)
