@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import mmreplay as mr
+from mmreplay.datasets.lerobot_writer import Sizes
 from mmreplay.errors import CorruptError
 from tests.convert.foreign.lerobot_sets import (
     FPS,
@@ -25,7 +26,9 @@ from tests.convert.foreign.lerobot_sets import (
     change_meta,
     code,
     codes_of,
+    export,
     film,
+    ring,
     stamp,
 )
 
@@ -161,14 +164,17 @@ def compare(root, target, paths=(), **options):
             for path, field in buffer.schema.fields.items()
             if field.kind == "text"
         }
+    # Of an export we have the fields that were exported, and the library's own besides.
+    added = ("timestamp", "task_index") if (root / "meta" / "mmreplay.json").exists() else ()
     episodes = []
     for row in range(len(library)):
         item = library[row]
         episodes.append(int(item["episode_index"]))
         for name, value in item.items():
-            known = {"next.reward": "reward", **dict(paths)}
+            known = {f"next.{end}": end for end in ("reward", "terminated", "truncated")}
+            known |= dict(paths)
             path = known.get(name, name.replace(".", "/"))
-            if name in ("episode_index", "frame_index", "index", "next.done"):
+            if name in ("episode_index", "frame_index", "index", "next.done", *added):
                 continue
             if isinstance(value, str):
                 assert texts[path][row] == value
@@ -311,3 +317,143 @@ def test_frames_that_were_moved_are_found_as_the_library_finds_them(tmp_path, la
         with pytest.raises(Exception, match="tolerance"):
             [library[row] for row in range(len(library))]
     assert pq.read_table(root / "meta" / "episodes").num_rows == 3
+
+
+def check_items(root, steps, rows):
+    """Compare some of the library's items with the steps that were exported."""
+    library = LeRobotDataset("me/set", root=root)
+    assert len(library) == len(steps)
+    numbers = {each["episode"]: number for number, each in enumerate_episodes(steps)}
+    for row in rows:
+        item, step = library[int(row)], steps[row]
+        for name, value in {
+            "observation.state": step["observation"]["state"],
+            "action": step["action"],
+            "next.reward": step["reward"],
+            "next.terminated": step["terminated"],
+            "next.truncated": step["truncated"],
+            "next.done": step["terminated"] or step["truncated"],
+            "episode_index": numbers[step["episode"]],
+            "frame_index": step["frame"],
+            "index": row,
+        }.items():
+            np.testing.assert_array_equal(item[name].numpy().reshape(-1), np.reshape(value, -1))
+        assert item["task"] == step["task"]
+        for camera, name in enumerate(CAMERAS):
+            image = (item[name].numpy().transpose(1, 2, 0) * 255).round().astype("u1")
+            assert codes_of(image) == code(step["episode"], step["frame"], camera), (row, name)
+    return library
+
+
+def enumerate_episodes(steps):
+    """The first step of each episode, numbered in the order of the export."""
+    return enumerate(step for step in steps if not step["frame"])
+
+
+@v3_only
+def test_an_export_of_many_files_opens_in_the_library(tmp_path):
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(1, 40, 40).tolist()
+    steps = ring(tmp_path / "ring", lengths)
+    sizes = Sizes(data_mb=0.01, video_mb=0.05, chunk_files=2)
+    report = export(tmp_path / "ring", tmp_path / "set", sizes=sizes)
+    assert report.rows == sum(lengths)
+    for folder in ("data", "meta/episodes", *(f"videos/{name}" for name in CAMERAS)):
+        assert len([*(tmp_path / "set" / folder).rglob("file-*")]) >= 3, folder
+        assert (tmp_path / "set" / folder / "chunk-001").is_dir()
+    # The first and last step of each episode, so of each file, and random ones.
+    edges = [row for row, step in enumerate(steps) if not step["frame"]]
+    edges += [row - 1 for row in edges[1:]] + [len(steps) - 1]
+    library = check_items(tmp_path / "set", steps, [*edges, *rng.integers(0, len(steps), 200)])
+    assert library.num_episodes == len(lengths)
+
+
+@v3_only
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"video": False}, {}])
+def test_a_thousand_random_items_of_an_export_are_its_steps(tmp_path, options):
+    rng = np.random.default_rng(3)
+    steps = ring(tmp_path / "ring", rng.integers(1, 90, 30).tolist())
+    assert len(steps) > 1000
+    export(tmp_path / "ring", tmp_path / "set", **options)
+    check_items(tmp_path / "set", steps, rng.integers(0, len(steps), 1000))
+
+
+@v3_only
+def test_the_tools_of_the_library_work_on_an_export(tmp_path):
+    from lerobot.datasets import dataset_tools
+
+    steps = ring(tmp_path / "ring", [5, 9, 1, 12, 7, 8, 3, 4])
+    export(tmp_path / "ring", tmp_path / "set", sizes=Sizes(data_mb=0.01, video_mb=0.02))
+    ring(tmp_path / "ring2", [3, 8, 2, 6, 7])
+    export(tmp_path / "ring2", tmp_path / "other")
+    library = LeRobotDataset("me/set", root=tmp_path / "set")
+    dataset_tools.delete_episodes(library, [1, 4], output_dir=tmp_path / "less", repo_id="me/less")
+    dataset_tools.merge_datasets(
+        # Videos of one codec, which it joins without a look at that.
+        [library, LeRobotDataset("me/other", root=tmp_path / "other")],
+        output_repo_id="me/more",
+        output_dir=tmp_path / "more",
+    )
+    dataset_tools.split_dataset(
+        library, {"train": [0, 2, 4, 6], "val": [1, 3, 5, 7]}, output_dir=tmp_path / "split"
+    )
+    dataset_tools.remove_feature(
+        library, ["next.done"], output_dir=tmp_path / "ends", repo_id="me/ends"
+    )
+    made = sorted(path.parent.parent for path in tmp_path.rglob("meta/info.json"))
+    assert len(made) == 7
+    for root in made:
+        compare(root, tmp_path / "buffer")
+    episodes = [each["episode"] for _, each in enumerate_episodes(steps)]
+    fewer = [step for step in steps if step["episode"] not in (episodes[1], episodes[4])]
+    check_items(tmp_path / "less", fewer, range(len(fewer)))
+
+
+@v3_only
+@pytest.mark.slow
+def test_a_policy_of_the_library_trains_on_an_export(tmp_path):
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+
+    ring(tmp_path / "ring", [12, 9, 14, 20])
+    export(tmp_path / "ring", tmp_path / "set")
+    library = LeRobotDataset(
+        "me/set", root=tmp_path / "set", delta_timestamps={"action": [n / FPS for n in range(4)]}
+    )
+    shapes = {"observation.state": (3,), "action": (2,), **dict.fromkeys(CAMERAS, (3, 64, 64))}
+    for name, shape in shapes.items():
+        if "images" not in name:
+            assert library.meta.stats[name]["mean"].shape == shape
+    policy = ACTPolicy(
+        ACTConfig(
+            input_features={
+                "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
+                TOP: PolicyFeature(FeatureType.VISUAL, (3, 64, 64)),
+            },
+            output_features={"action": PolicyFeature(FeatureType.ACTION, (2,))},
+            chunk_size=4,
+            n_action_steps=4,
+            dim_model=32,
+            n_heads=2,
+            dim_feedforward=64,
+            n_encoder_layers=1,
+            n_decoder_layers=1,
+            pretrained_backbone_weights=None,
+            device="cpu",
+            use_vae=False,
+        )
+    )
+    policy.train()
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
+    batches = torch.utils.data.DataLoader(library, batch_size=4, shuffle=True)
+    losses = []
+    for batch, _ in zip(batches, range(10), strict=False):
+        loss, _ = policy.forward(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert len(losses) == 10
+    assert np.isfinite(losses).all()
