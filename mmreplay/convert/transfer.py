@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -54,12 +54,17 @@ def transfer(
     beginnings = EpisodeStarts(description.num_envs)
     with open_writer(description) as writer:
         blocks = env_by_env(reader, description) if writer.env_by_env else reader.blocks()
-        for block in blocks:
-            writer.write(block)
-            rows += len(block)
-            episodes += int(beginnings.look(block).sum())
-            if progress is not None:
-                called("progress", progress, rows, description.rows)
+        try:
+            for block in blocks:
+                writer.write(block)
+                rows += len(block)
+                episodes += int(beginnings.look(block).sum())
+                if progress is not None:
+                    called("progress", progress, rows, description.rows)
+        finally:
+            # A thread that reads ahead ends now, not in the thread that collects it.
+            if isinstance(blocks, Generator):
+                blocks.close()
         if rows != description.rows:
             raise SourceError(
                 f"the source ended after {rows} rows, but it describes "

@@ -86,8 +86,8 @@ COUNTED = (EPISODE, "frame_index", "index")
 DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
-METADATA_KEYS = ("codebase_version", "fps", "robot_type")
-"""Keys of info.json that become user metadata ``lerobot``."""
+METADATA_KEYS = ("codebase_version", "fps", "robot_type", "features")
+"""Keys of info.json that become user metadata ``lerobot``; of features their names."""
 
 
 class Frames:
@@ -236,7 +236,8 @@ class LerobotReader(FragmentReader):
             check_rows(frames.folder, tables, self._episodes, notes)
         schema = make_schema(self._named, notes, frames.folder)
         self._add_notes(info)
-        selected = select_metadata(info, METADATA_KEYS, notes)
+        stored = {"features": self._feature_names(names, cameras)}
+        selected = select_metadata({**info, **stored}, METADATA_KEYS, notes)
         super().__init__(
             self._fragments_of,
             schema,
@@ -246,6 +247,16 @@ class LerobotReader(FragmentReader):
             # A path by which another column is a branch stays a name.
             own_names=own_names_of(names, ends, {own.replace(".", "/"): own for own in names}),
         )
+
+    def _feature_names(self, names: Mapping[str, str], cameras: Mapping[str, str]) -> Json:
+        """Return the name of each field's feature, and those of its components."""
+        found = {}
+        for own, path in names.items():
+            name = cameras.get(own, own)
+            feature = self._features.get(name)
+            if isinstance(feature, dict):
+                found[path] = {"name": name, "names": feature.get("names")}
+        return found
 
     def _rows_of(
         self,

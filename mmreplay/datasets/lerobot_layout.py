@@ -1,4 +1,4 @@
-"""What each field becomes in a LeRobot dataset: its name, dtype and shape, or an error."""
+"""What each field becomes in a LeRobot dataset: name, dtype and shape, or an error."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Feature:
 
     @property
     def size(self) -> int:
-        """Numbers of a row."""
-        return math.prod(self.field.shape)
+        """Numbers of a row, or one text."""
+        return 1 if self.field.varies else math.prod(self.field.shape)
 
     def frames(self, column: Array) -> Array:
         """Images ``[N, *shape]`` of the field as the feature's, ``[N, H, W, C]``."""

@@ -155,8 +155,18 @@ class RecordedReader(Reader):
         self.report, self._reader, self._sources = reader.report, reader, sources
         schema = select_fields(record.schema, tuple(sources))
         self._final_follows = record.autoreset == "next_step"
+        description = reader.describe()
+        # Of the dataset itself, which may be newer than what the record holds.
+        about = dict(description.user["lerobot"])
+        known = about.get("features", {})
+        about["features"] = {
+            path: known[sources[path]] for path in sources if sources[path] in known
+        }
         self._description = replace(
-            reader.describe(), schema=schema, autoreset=record.autoreset, user=record.user_metadata
+            description,
+            schema=schema,
+            autoreset=record.autoreset,
+            user={**record.user_metadata, "lerobot": about},
         )
         self.only(schema.paths)
         self._own_names: dict[str, tuple[str, ...]] = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import MAX_THREADS, Block, Notes, Writer, in_order, refuse_empty
+from mmreplay.convert.base import Block, Notes, Writer, in_order, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools, NamedEnds
 from mmreplay.convert.parquet import Compression, ParquetFileWriter, encode_field
@@ -45,7 +44,6 @@ from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SourceError, undone_by
-from mmreplay.process import thread_pool
 from mmreplay.ragged import Ragged
 from mmreplay.strict_json import Json
 
@@ -246,7 +244,6 @@ class UnitWriter:
         self._total: dict[str, Statistics] = {}
         self._videos: dict[str, VideoFile] = {}
         self._data = self._table = None
-        self._pool: ThreadPoolExecutor | None = None
         numbers = [n for n, each in layout.features.items() if each.dtype not in NO_NUMBERS]
         self._limit_nbytes = LIMIT_NBYTES // (len(numbers) + len(OWN_DTYPES))
         self._data_schema = pa.schema(
@@ -342,18 +339,9 @@ class UnitWriter:
             self._videos[name].add(frames)
             self._images[name].add(frames)
 
-        if len(cameras) < 2:
-            for name in cameras:
-                encode(name)
-            return
-        if self._pool is None:
-            self._pool = thread_pool(min(len(cameras), MAX_THREADS), "mmreplay-convert")
-        jobs = [self._pool.submit(encode, name) for name in cameras]
-        # All of them, as the arrays may change afterwards.
-        errors = [job.exception() for job in jobs]
-        for error in errors:
-            if error is not None:
-                raise error
+        # All end before this call does, as the arrays may change afterwards.
+        for _ in in_order(encode, cameras):
+            pass
 
     def _encoded(self, name: str, feature: Feature, column: Any) -> Any:
         """A column as Arrow stores it, counted in the statistics."""
@@ -369,8 +357,8 @@ class UnitWriter:
             numbers = feature.numbers(column)
         except OverflowError as error:
             raise SourceError(
-                f"field {feature.path!r} has the value {error}, and LeRobot's items hold integers up "
-                "to 2**63 - 1. Leave it out with drop= (--drop), or convert to parquet."
+                f"field {feature.path!r} has the value {error}, and LeRobot's items hold integers "
+                "up to 2**63 - 1. Leave it out with drop= (--drop), or convert to parquet."
             ) from error
         self._numbers[name].add(numbers)
         flat = pa.array(np.ascontiguousarray(numbers).reshape(-1))
@@ -477,22 +465,16 @@ class UnitWriter:
             sizes = [self._data.nbytes / self._sizes.data_mb]
             sizes += [each.nbytes / self._sizes.video_mb for each in self._videos.values()]
             self._data = self._table = None
-        self._end_threads()
         return Unit(self._number, self.episodes, self.rows, max(sizes) / 1e6, self._total)
 
     def abandon(self) -> None:
         """Close the files as they are."""
-        self._end_threads()
         for video in self._videos.values():
             video.abandon()
         for file in (self._data, self._table):
             if file is not None:
                 file.close(None)
         self._data = self._table = None
-
-    def _end_threads(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
 
 
 def write_meta(
@@ -602,7 +584,7 @@ def _huggingface(layout: Layout) -> Json:
             found[name] = {"_type": "Image"}
         elif each.dtype != "video":
             several = {"feature": value, "length": each.size, "_type": "List"}
-            found[name] = several if each.dtype != "string" and each.size > 1 else value
+            found[name] = value if each.size == 1 else several
     return found | {name: {"dtype": own, "_type": "Value"} for name, own in OWN_DTYPES.items()}
 
 
