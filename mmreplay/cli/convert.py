@@ -314,7 +314,7 @@ def convert(
         seed=seed,
     )
     openers = [
-        (source, transfer.opener_of(source, reads, reading, choice))
+        (source, transfer.opener_of(source, reads, reading, choice, writes))
         for source, reads, (reading, _) in zip(sources, formats, split, strict=True)
     ]
     shared = transfer.name_shared_options(options, split[0][0], writing)

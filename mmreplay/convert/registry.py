@@ -459,6 +459,19 @@ def open_reader(found: Format, path: Path, **options: object) -> Reader:
     return cast("Reader", function(path, **options))
 
 
+def open_stored(found: Format, path: Path, **options: object) -> Reader:
+    """Open a source for a target of its own format; see `open_reader`.
+
+    The function ``open_stored(path, **options)`` of the format's module, if there is
+    one, may leave columns as they are stored, for a writer of that module.
+    """
+    function = getattr(import_module(found.home), "open_stored", None)
+    if function is None or path.name.startswith(STAGED):
+        return open_reader(found, path, **options)
+    _check_options(found, _function(found, "open_reader"), options)
+    return cast("Reader", function(path, **options))
+
+
 def open_writer(
     found: Format, target: Path, description: Description, *, overwrite: bool, **options: object
 ) -> Writer:

@@ -201,12 +201,26 @@ def refuse_inside(target: Path, source: Path | None) -> None:
 
 
 def open_source(
-    path: Path, file_format: Format, options: Options, selection: Selection | None = None
+    path: Path,
+    file_format: Format,
+    options: Options,
+    selection: Selection | None = None,
+    *,
+    stored: bool = False,
 ) -> Reader:
-    """Open a source, or the selected part of it."""
+    """Open a source, or the selected part of it.
+
+    Args:
+        path: Of the source.
+        file_format: Of it.
+        options: Of its reader.
+        selection: What to read.
+        stored: The target is of this format as well; see `registry.open_stored`.
+    """
     registry.refuse_unknown(file_format, "open_reader", options)
+    open_reader = registry.open_stored if stored else registry.open_reader
     if selection is None:
-        return registry.open_reader(file_format, path, **options)
+        return open_reader(file_format, path, **options)
     if file_format.name == BUFFER:
         # A buffer's reader skips other fields and environments itself.
         options = {**options, "env_ids": selection.env_ids}
@@ -217,11 +231,15 @@ def open_source(
     elif "fields" in registry.options_of(file_format, "open_reader"):
         # It decides between columns that become one field.
         options = {**options, "fields": selection.fields}
-    return select(registry.open_reader(file_format, path, **options), selection)
+    return select(open_reader(file_format, path, **options), selection)
 
 
 def opener_of(
-    path: Path, file_format: Format, options: Options, selection: Selection
+    path: Path,
+    file_format: Format,
+    options: Options,
+    selection: Selection,
+    target: Format | None = None,
 ) -> Callable[[Selection | None], Reader]:
     """What opens one of several sources.
 
@@ -231,11 +249,13 @@ def opener_of(
         options: As `open_source` takes them.
         selection: Of all sources: the formats that decide between columns that become
             one field are given its fields.
+        target: Format of the target, where it is no buffer.
     """
     takes_fields = "fields" in registry.options_of(file_format, "open_reader")
     if file_format.name != BUFFER and takes_fields and not selection.reads_fields:
         options = {**options, "fields": selection.fields}
-    return partial(open_source, path, file_format, options)
+    stored = target is not None and target.name == file_format.name
+    return partial(open_source, path, file_format, options, stored=stored)
 
 
 def split_options(source: Format, target: Format, options: Options) -> tuple[Options, Options]:

@@ -7,7 +7,7 @@ becomes a field of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,8 +58,11 @@ from mmreplay.datasets.lerobot_episodes import (
     check_rows,
     check_times,
     find_videos,
+    read_statistics,
 )
+from mmreplay.datasets.lerobot_frames import Camera
 from mmreplay.datasets.lerobot_record import read_record, recorded
+from mmreplay.datasets.lerobot_stats import Statistics
 from mmreplay.datasets.lerobot_writer import open_writer as open_writer
 from mmreplay.datasets.lerobot_writer import planned as planned
 from mmreplay.disk import files
@@ -191,7 +194,10 @@ class LerobotReader(FragmentReader):
         done: str | None,
         allow_expansion: bool,
         fields: Sequence[str] | None = None,
+        *,
+        stored: bool = False,
     ) -> None:
+        self._stays = stored
         self.skipped: list[str] = []
         self._frames = frames
         self._notes = notes
@@ -236,8 +242,8 @@ class LerobotReader(FragmentReader):
             check_rows(frames.folder, tables, self._episodes, notes)
         schema = make_schema(self._named, notes, frames.folder)
         self._add_notes(info)
-        stored = {"features": self._feature_names(names, cameras)}
-        selected = select_metadata({**info, **stored}, METADATA_KEYS, notes)
+        about = {"features": self._feature_names(names, cameras)}
+        selected = select_metadata({**info, **about}, METADATA_KEYS, notes)
         super().__init__(
             self._fragments_of,
             schema,
@@ -284,6 +290,9 @@ class LerobotReader(FragmentReader):
                 where = find_videos(folder, self._info, tables, self._episodes, times, camera)
                 self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
                 found[path] = self._cameras[camera]
+                if self._stays:
+                    known = self._episode_statistics(tables, camera)
+                    found[path] = Camera(self._cameras[camera], where, known)
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:
@@ -347,7 +356,7 @@ class LerobotReader(FragmentReader):
                 "out."
             )
         if video == "decode":
-            for name in videos:
+            for name in videos if not self._stays else ():
                 self._notes.note(f"{name!r} was unpacked from video: {LOSSY}")
             return videos
         for name in videos:
@@ -361,6 +370,20 @@ class LerobotReader(FragmentReader):
         if str(self._info.get("codebase_version")).startswith("v2") or not folder.is_dir():
             return []
         return _data_files(folder)
+
+    def _episode_statistics(
+        self, tables: Sequence[Path], camera: str
+    ) -> Callable[[int], Statistics | None]:
+        """Return what looks up the statistics that the dataset has of a camera."""
+        known: dict[int, Statistics] = {}
+        numbers = self._episodes.numbers
+
+        def look_up(episode: int) -> Statistics | None:
+            if not known and tables:
+                known.update(read_statistics(tables, camera))
+            return known.get(int(numbers[episode]))
+
+        return look_up
 
     def _times(self) -> ColumnRows:
         """Return the seconds of each frame since its episode began."""
@@ -701,6 +724,32 @@ def open_reader(
         allow_expansion: Read tables that expand to more than 1,000 times the file.
         fields: See `name_fields`.
     """
+    return _open(path, video, done, allow_expansion, fields, stored=False)
+
+
+def open_stored(path: Path, *, video: str | None = None, **options: Any) -> Reader:
+    """Open a dataset whose videos need not be unpacked; see `registry.open_stored`.
+
+    Args:
+        path: Its folder.
+        video: As in `open_reader`; by default frames stay in their videos.
+        **options: The others of `open_reader`.
+    """
+    if video is not None:
+        return open_reader(path, video=video, **options)
+    defaults = {"done": None, "allow_expansion": False, "fields": None}
+    return _open(path, "decode", **{**defaults, **options}, stored=True)
+
+
+def _open(
+    path: Path,
+    video: str,
+    done: str | None,
+    allow_expansion: bool,
+    fields: Sequence[str] | None,
+    *,
+    stored: bool,
+) -> Reader:
     if video not in VIDEOS:
         raise SchemaError(
             f"video must be one of {', '.join(VIDEOS)}, got {video!r}. Leave it out to "
@@ -719,7 +768,8 @@ def open_reader(
     frames = Frames(path, notes)
     with undone_by(frames.close):
         chosen = fields if record is None else None
-        reader = LerobotReader(frames, notes, info, video, done, allow_expansion, chosen)
+        options = (video, done, allow_expansion, chosen)
+        reader = LerobotReader(frames, notes, info, *options, stored=stored)
         if record is None:
             return reader
         return recorded(reader, record, reader.skipped)

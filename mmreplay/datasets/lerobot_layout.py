@@ -189,7 +189,7 @@ def lay_out(
     if robot is not None and not isinstance(robot, str):
         raise SchemaError(f"robot_type must be a text, got {shown(robot)}. Pass such as 'so100'.")
     rate = _fps(fps, description.user, imported)
-    doubts = _doubts(description, features)
+    doubts = _doubts(description)
     return Layout(features, task_path, text, rate, robot, notes, doubts)
 
 
@@ -348,7 +348,7 @@ def _fps(fps: object, user_metadata: Json, imported: Json) -> Fraction:
     )
 
 
-def _doubts(description: Description, features: Mapping[str, Feature]) -> list[str]:
+def _doubts(description: Description) -> list[str]:
     """What is lost by the format itself, whatever the rows."""
     doubts = []
     if description.priorities:
@@ -363,10 +363,4 @@ def _doubts(description: Description, features: Mapping[str, Feature]) -> list[s
         )
     if (description.first > 0).any():
         doubts.append("LeRobot has no positions: rows count from 0 on")
-    videos = [each.path for each in features.values() if each.dtype == "video"]
-    if videos:
-        doubts.append(
-            f"{', '.join(map(repr, videos[:5]))} became video, which is lossy: pass video=false "
-            "to store images"
-        )
     return doubts

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from mmreplay import strict_json
 from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.description import Description, select_fields
 from mmreplay.datasets.common.rows import Array, is_scalar
+from mmreplay.datasets.lerobot_frames import StoredFrames
 from mmreplay.datasets.lerobot_layout import ENDS, Layout
 from mmreplay.disk import files
 from mmreplay.episodes import BREAK, START
@@ -223,10 +225,14 @@ class RecordedReader(Reader):
         self._reader.close()
 
 
-def _restored(column: Array, field: Field) -> Array:
+def _restored(column: Any, field: Field) -> Any:
     """Values as a field had them, ``[N, *shape]``."""
     if field.varies:
         return column
+    if isinstance(column, StoredFrames):
+        if column.shape[1:] == field.shape:
+            return column
+        return column.restored(field.shape, lambda frames: _restored(frames, field))
     if column.ndim - 1 != len(field.shape) or column.shape[1:] != field.shape:
         column = _image(column, field) if field.dtype == "uint8" else column
     if field.dtype == "bfloat16":

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Statistics = Mapping[str, NDArray[Any]]
 """Arrays by name: ``min``, ``max``, ``mean``, ``std``, ``count``, ``q01`` and so on."""
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+KEYS = ("min", "max", "mean", "std", "count", *QUANTILES)
 LIMIT_NBYTES = 64 << 20
 """Of the numbers of one episode that are in memory, for all its features."""
 BINS = 5000

@@ -1,19 +1,25 @@
-"""Frames of a camera that become a video file (PyAV, extra video)."""
+"""Frames that become a video file, encoded or copied (PyAV, extra video)."""
 
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.convert.parquet import Sink
 from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
-from mmreplay.errors import FailedError, ReplayError, SchemaError, shown, undone_by
+from mmreplay.errors import CorruptError, FailedError, ReplayError, SchemaError, shown, undone_by
 
 ENCODERS = {"h264": ("libx264", "libopenh264"), "av1": ("libsvtav1", "libaom-av1")}
 """Encoders of each codec, the preferred one first."""
@@ -104,6 +110,89 @@ def _library() -> Any:
     return av
 
 
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """Packets of consecutive frames in a file, the first of which needs no other.
+
+    Attributes:
+        path: Of the file.
+        first: Number of the first packet in it.
+        count: Packets, as many as frames.
+        parameters: What packets of one stream have in common; the codec and the format
+            of pixels are the first two.
+    """
+
+    path: Path
+    first: int
+    count: int
+    parameters: tuple[object, ...]
+
+
+def find_packets(
+    path: Path, begin_s: float, count: int, fps: float, tolerance_s: float
+) -> Packets | None:
+    """Find the packets of frames without decoding them.
+
+    Args:
+        path: Of a video file.
+        begin_s: When the first frame is shown.
+        count: Frames, each shown 1 / fps seconds after the one before.
+        fps: Frames a second.
+        tolerance_s: By how much these times may differ.
+
+    Returns:
+        None where a frame is not there, or needs one that is not among them.
+    """
+    times, keys, parameters = _index(path, os.stat(path).st_mtime_ns)
+    if not len(times) or (np.diff(times) <= 0).any():
+        # Frames are stored in another order than they are shown.
+        return None
+    first = int(np.searchsorted(times, begin_s - tolerance_s))
+    wanted = begin_s + np.arange(count) / fps
+    if first + count > len(times) or not keys[first]:
+        return None
+    if (np.abs(times[first : first + count] - wanted) > tolerance_s).any():
+        return None
+    return Packets(path, first, count, parameters)
+
+
+@lru_cache(16)
+def _index(path: Path, changed: int) -> tuple[NDArray[np.float64], list[bool], tuple[object, ...]]:
+    """Times of a file's packets, which are complete frames, and its parameters."""
+    with _opened(path) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        times = [float(packet.pts * packet.time_base) for packet in packets]
+        return np.array(times), [packet.is_keyframe for packet in packets], _parameters(stream)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file of another dataset.
+
+    Raises:
+        CorruptError: It is no video.
+    """
+    av, file = _library(), File.open(path, None)
+    try:
+        # By descriptor: the path may be another file by now.
+        with av.open(f"/proc/self/fd/{file.fd}", format="mp4") as container:
+            yield container
+    except (av.error.FFmpegError, IndexError, TypeError) as error:
+        raise CorruptError(
+            f"{path} cannot be read as video ({str(error)[:200]}). The file is damaged: restore "
+            "it from a copy."
+        ) from error
+    finally:
+        file.close()
+
+
+def _parameters(stream: Any) -> tuple[object, ...]:
+    coder = stream.codec_context
+    known = coder.codec.canonical_name, coder.pix_fmt, coder.width, coder.height
+    return (*known, bytes(coder.extradata or b""))
+
+
 class SeekableSink(Sink):
     """A file for a writer that goes back to what it wrote."""
 
@@ -129,7 +218,10 @@ class VideoFile:
     Attributes:
         frames: Frames so far.
         nbytes: Bytes so far, of what the encoder gave.
+        parameters: Of the packets that are copied; None where frames are encoded.
     """
+
+    parameters: tuple[object, ...] | None = None
 
     def __init__(self, path: Path, fps: Fraction, codec: Codec, height: int, width: int) -> None:
         """Begin a file, which must not exist.
@@ -157,6 +249,35 @@ class VideoFile:
                     f"{codec.encoder} cannot encode images of {height} x {width} pixels "
                     f"({error}). Choose another codec=, or pass video=false."
                 ) from error
+
+    @classmethod
+    def copying(cls, path: Path, fps: Fraction, packets: Packets) -> VideoFile:
+        """Begin a file of packets that have the parameters of some."""
+        video = cls.__new__(cls)
+        video.frames = video.nbytes = 0
+        video._path, video._fps, video._starts = path, fps, False
+        video._av = _library()
+        video.parameters = packets.parameters
+        video._file = File.create(path, 0)
+        with undone_by(video.abandon), _opened(packets.path) as source:
+            video._sink = SeekableSink(video._file)
+            video._container = video._av.open(video._sink, "w", format="mp4")
+            # No encoder is opened: what decodes AV1 encodes nothing.
+            template = source.streams.video[0]
+            video._stream = video._container.add_stream_from_template(template, opaque=True)
+        return video
+
+    def copy(self, packets: Packets) -> None:
+        """Add packets of other files, which have the parameters of this one."""
+        with self._translated_errors(), _opened(packets.path) as source:
+            stored = (each for each in source.demux(source.streams.video[0]) if each.size)
+            for packet in islice(stored, packets.first, packets.first + packets.count):
+                packet.stream = self._stream
+                packet.time_base = 1 / self._fps
+                packet.pts = packet.dts = self.frames
+                packet.duration = 1
+                self.frames += 1
+                self._put([packet])
 
     def begin_episode(self) -> None:
         """Make the next frame one that needs no other."""
@@ -194,7 +315,8 @@ class VideoFile:
     def close(self) -> None:
         """Write what the encoder holds back, and the index."""
         with undone_by(self.abandon), self._translated_errors():
-            self._put(self._stream.encode(None))
+            if self.parameters is None:
+                self._put(self._stream.encode(None))
             self._container.close()
         self.nbytes = self._file.nbytes
         self._file.close()

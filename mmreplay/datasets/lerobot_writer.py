@@ -29,6 +29,7 @@ from mmreplay.convert.parquet import Compression, ParquetFileWriter, encode_fiel
 from mmreplay.convert.staging import Staging
 from mmreplay.datasets import lerobot_record
 from mmreplay.datasets.images import packed_png
+from mmreplay.datasets.lerobot_frames import StoredFrames
 from mmreplay.datasets.lerobot_layout import DONE, OWN_DTYPES, Feature, Layout, lay_out
 from mmreplay.datasets.lerobot_stats import (
     LIMIT_NBYTES,
@@ -39,7 +40,7 @@ from mmreplay.datasets.lerobot_stats import (
     as_json,
     merged,
 )
-from mmreplay.datasets.lerobot_video import PIXELS, Codec, VideoFile, find_codec
+from mmreplay.datasets.lerobot_video import PIXELS, Codec, Packets, VideoFile, find_codec
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
@@ -95,7 +96,8 @@ def open_writer(
     options = {"fps": fps, "task": task, "video": video, "robot_type": robot_type}
     layout = lay_out(description, **options)
     encoding = _codec(layout, codec, crf, gop)
-    return LerobotWriter(target, description, layout, encoding, overwrite=overwrite)
+    copies = (codec, crf, gop) == (None, None, None)
+    return LerobotWriter(target, description, layout, encoding, overwrite=overwrite, copies=copies)
 
 
 def planned(
@@ -192,6 +194,7 @@ class Unit:
         fullness: The size of its largest data or video file, as a share of the size at
             which such a file is full: at least 1 of a full unit.
         statistics: Of its steps, by feature.
+        copied: Codec and format of pixels of the cameras whose packets were copied.
     """
 
     number: int
@@ -199,6 +202,7 @@ class Unit:
     rows: int
     fullness: float
     statistics: dict[str, Statistics] = field(repr=False)
+    copied: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class UnitWriter:
@@ -211,6 +215,7 @@ class UnitWriter:
     Attributes:
         episodes: Episodes that ended.
         rows: Steps so far, of the episode at hand too.
+        encoded: Cameras whose frames were encoded, and whether some were video before.
     """
 
     def __init__(
@@ -223,7 +228,8 @@ class UnitWriter:
         number: int = 0,
         first_episode: int = 0,
         first_row: int = 0,
-        sizes: Sizes = Sizes(),  # it is frozen
+        sizes: Sizes = Sizes(),
+        copies: bool = True,
     ) -> None:
         """Begin a unit.
 
@@ -236,7 +242,10 @@ class UnitWriter:
             first_episode: ``episode_index`` of its first episode.
             first_row: ``index`` of its first step.
             sizes: Of the dataset.
+            copies: Copy packets of frames that are `StoredFrames`, where that can be.
         """
+        self.encoded: dict[str, bool] = {}
+        self._copies = copies
         self.episodes = self.rows = 0
         self._folder, self._layout, self._tasks = folder, layout, tasks
         self._number, self._sizes, self._codec = number, sizes, codec
@@ -276,6 +285,7 @@ class UnitWriter:
         self._texts: dict[str, None] = {}
         self._numbers: dict[str, NumberStatistics] = {}
         self._images: dict[str, ImageStatistics] = {}
+        self._copied: dict[str, StoredFrames] = {}
         for name, each in self._layout.features.items():
             if each.is_camera:
                 self._images[name] = ImageStatistics()
@@ -322,19 +332,55 @@ class UnitWriter:
         self._push(*rows[0], terminated[:-1], truncated[:-1])
         self._last = (*rows[1], terminated[-1:].copy(), truncated[-1:].copy())
 
+    def fits(self, columns: Mapping[str, Any]) -> bool:
+        """Return whether an episode that begins with these steps can be in this unit.
+
+        A video file holds packets of one kind: those of another dataset may need the
+        files of another unit.
+        """
+        found = {name: self._packets(name, columns) for name in self._videos}
+        return all(
+            (None if packets is None else packets.parameters) == self._videos[name].parameters
+            for name, packets in found.items()
+        )
+
+    def _packets(self, name: str, columns: Mapping[str, Any]) -> Packets | None:
+        """The packets of a camera's frames, if they are to be copied."""
+        column = columns[self._layout.features[name].path]
+        if not self._copies or not isinstance(column, StoredFrames):
+            return None
+        return column.packets(float(self._layout.fps))
+
     def _film(self, columns: Mapping[str, Any]) -> None:
         """Encode the images of steps, those of several cameras at a time."""
-        cameras = self._layout.cameras
+        cameras, fps = self._layout.cameras, self._layout.fps
 
         def encode(name: str) -> None:
             each = self._layout.features[name]
-            frames = each.frames(np.asarray(columns[each.path]))
+            column = columns[each.path]
+            if name in self._copied:
+                if not isinstance(column, StoredFrames) or not self._copied[name].precedes(column):
+                    raise SourceError(
+                        f"frames of {each.path!r} are left out within an episode of a video. "
+                        "Pass from.video=decode to encode them again."
+                    )
+                self._copied[name] = StoredFrames.concatenate([self._copied[name], column])
+                return
+            packets = None if self._last is not None else self._packets(name, columns)
             if name not in self._videos:
-                assert self._codec is not None
-                height, width, _ = each.shape
                 path = self._made(VIDEO_PATH, name)
-                self._videos[name] = VideoFile(path, self._layout.fps, self._codec, height, width)
-            if not self._steps:
+                if packets is not None:
+                    self._videos[name] = VideoFile.copying(path, fps, packets)
+                else:
+                    assert self._codec is not None
+                    height, width, _ = each.shape
+                    self._videos[name] = VideoFile(path, fps, self._codec, height, width)
+            if packets is not None:
+                self._copied[name] = column
+                return
+            self.encoded[name] = isinstance(column, StoredFrames) or self.encoded.get(name, False)
+            frames = each.frames(np.asarray(column))
+            if self._last is None:
                 self._videos[name].begin_episode()
             self._videos[name].add(frames)
             self._images[name].add(frames)
@@ -406,6 +452,17 @@ class UnitWriter:
         if self._last is None:
             return
         batch, tasks, over, cut = self._last
+        copied = {}
+        for name, frames in self._copied.items():
+            packets = frames.packets(float(self._layout.fps))
+            if packets is None:
+                raise SourceError(
+                    f"frames of {name!r} lack packets in {frames.camera.episodes.paths[0].parent}. "
+                    "Pass from.video=decode to encode them again."
+                )
+            self._videos[name].copy(packets)
+            copied[name] = frames.statistics()
+            del self._images[name]
         self._push(batch, tasks, over, cut | (truncated and not over[0]))
         number, steps = self._first_episode + self.episodes, self._steps
         chunk, index = self._sizes.location(self._number)
@@ -420,11 +477,11 @@ class UnitWriter:
         for where in ("data", *(f"videos/{name}" for name in self._layout.cameras), EPISODES):
             row |= {f"{where}/chunk_index": chunk, f"{where}/file_index": index}
         for name in self._layout.cameras:
-            frames, fps = self._videos[name].frames, self._layout.fps
-            row[f"videos/{name}/from_timestamp"] = float((frames - steps) / fps)
-            row[f"videos/{name}/to_timestamp"] = float(frames / fps)
+            count, fps = self._videos[name].frames, self._layout.fps
+            row[f"videos/{name}/from_timestamp"] = float((count - steps) / fps)
+            row[f"videos/{name}/to_timestamp"] = float(count / fps)
         found = {name: each.result() for name, each in (self._numbers | self._images).items()}
-        for name, statistics in found.items():
+        for name, statistics in {**found, **copied}.items():
             before = self._total.get(name)
             self._total[name] = statistics if before is None else merged(before, statistics)
             row |= {f"stats/{name}/{key}": each for key, each in as_json(statistics).items()}
@@ -465,7 +522,13 @@ class UnitWriter:
             sizes = [self._data.nbytes / self._sizes.data_mb]
             sizes += [each.nbytes / self._sizes.video_mb for each in self._videos.values()]
             self._data = self._table = None
-        return Unit(self._number, self.episodes, self.rows, max(sizes) / 1e6, self._total)
+        videos = {
+            name: (str(each.parameters[0]), str(each.parameters[1]))
+            for name, each in self._videos.items()
+            if each.parameters is not None
+        }
+        full = max(sizes) / 1e6
+        return Unit(self._number, self.episodes, self.rows, full, self._total, videos)
 
     def abandon(self) -> None:
         """Close the files as they are."""
@@ -487,7 +550,8 @@ def write_meta(
     rows: int,
     statistics: Mapping[str, Statistics],
     record: Json,
-    sizes: Sizes = Sizes(),  # it is frozen
+    copied: Mapping[str, tuple[str, str]] | None = None,
+    sizes: Sizes = Sizes(),
 ) -> None:
     """Write the files that describe all units, each of them anew by a rename.
 
@@ -500,6 +564,7 @@ def write_meta(
         rows: Steps of all units.
         statistics: Of all units together, by feature; see `merged`.
         record: What meta/mmreplay.json holds; see `lerobot_record`.
+        copied: Codec and format of pixels of cameras that were copied; see `Unit`.
         sizes: Of the dataset.
     """
     info: Json = {
@@ -515,7 +580,7 @@ def write_meta(
         "splits": {"train": f"0:{episodes}"},
         "data_path": DATA_PATH,
         "video_path": VIDEO_PATH if layout.cameras else None,
-        "features": _features(layout, codec),
+        "features": _features(layout, codec, copied or {}),
     }
     files.make_folder(folder / "meta", exist_ok=True)
     stats = {name: as_json(each) for name, each in statistics.items()}
@@ -553,18 +618,19 @@ def _rate(layout: Layout) -> int | float:
     return int(layout.fps) if layout.fps.denominator == 1 else float(layout.fps)
 
 
-def _features(layout: Layout, codec: Codec | None) -> Json:
+def _features(layout: Layout, codec: Codec | None, copied: Mapping[str, tuple[str, str]]) -> Json:
     """The features of info.json."""
     found: Json = {}
     for name, each in layout.features.items():
         found[name] = {"dtype": each.dtype, "shape": list(each.shape), "names": each.names}
         if each.dtype == "video" and codec is not None:
             height, width, channels = each.shape
+            coded, pixels = copied.get(name, (codec.name, PIXELS))
             found[name]["info"] = {
                 "video.height": height,
                 "video.width": width,
-                "video.codec": codec.name,
-                "video.pix_fmt": PIXELS,
+                "video.codec": coded,
+                "video.pix_fmt": pixels,
                 "video.is_depth_map": False,
                 "video.fps": _rate(layout),
                 "video.channels": channels,
@@ -635,9 +701,12 @@ class LerobotWriter(Writer):
         codec: Codec | None,
         *,
         overwrite: bool,
-        sizes: Sizes = Sizes(),  # it is frozen
+        sizes: Sizes = Sizes(),
+        copies: bool = True,
     ) -> None:
-        """Make the folder; see `open_writer`."""
+        """Make the folder; see `open_writer`, and `UnitWriter` for the last two."""
+        self._copies, self._left = copies, description.rows
+        self._copied: dict[str, tuple[str, str]] = {}
         self.nbytes = 0
         self.notes = Notes()
         self._description, self._layout = description, layout
@@ -649,7 +718,7 @@ class LerobotWriter(Writer):
         for doubt in layout.doubts:
             self.notes.doubt(doubt)
         self._env_id = -1
-        self._over = True
+        self._over = self._begins = True
         self._unended = 0
         self._number = self._episodes = self._rows = 0
         self._statistics: dict[str, Statistics] = {}
@@ -674,10 +743,32 @@ class LerobotWriter(Writer):
             steps = block.rows(first, stop).select(~final[first:stop])
             if len(steps):
                 ends = [(steps.flags & end) != 0 for end in (TERMINATED, TRUNCATED)]
+                if self._unit is not None and self._begins and not self._unit.fits(steps.columns):
+                    self._end_unit()
+                self._begins = False
                 self._opened().add(steps.columns, ends[0], ends[1])
+                self._note_encoded(self._opened())
                 self._over = bool(ends[0][-1] or ends[1][-1])
         if len(block):
             self._env_id = int(env_ids[-1])
+        self._left -= len(block)
+        if not self._left:
+            # Now, so that what is lost is known before anything appears.
+            self._end_episode()
+
+    def _note_encoded(self, unit: UnitWriter) -> None:
+        """Doubt frames that are not those of the source to the bit."""
+        for name, was_video in unit.encoded.items():
+            path = self._layout.features[name].path
+            if was_video:
+                self.notes.doubt(
+                    f"frames of {path!r} were encoded again, as they could not be copied: the "
+                    "options or fps are others, or an episode begins between complete frames"
+                )
+            else:
+                self.notes.doubt(
+                    f"{path!r} became video, which is lossy: pass video=false to store images"
+                )
 
     def _opened(self) -> UnitWriter:
         """The unit at hand."""
@@ -691,6 +782,7 @@ class LerobotWriter(Writer):
                 first_episode=self._episodes,
                 first_row=self._rows,
                 sizes=self._sizes,
+                copies=self._copies,
             )
         return self._unit
 
@@ -699,6 +791,7 @@ class LerobotWriter(Writer):
         if self._unit is None:
             return
         before = self._unit.episodes
+        self._begins = True
         self._unit.end_episode(truncated=truncated)
         if self._unit.episodes > before:
             self._unended += not (self._over or truncated)
@@ -712,6 +805,7 @@ class LerobotWriter(Writer):
         self._unit = None
         self._number += 1
         self._episodes += done.episodes
+        self._copied |= done.copied
         self._rows += done.rows
         for name, each in done.statistics.items():
             before = self._statistics.get(name)
@@ -738,6 +832,7 @@ class LerobotWriter(Writer):
             rows=self._rows,
             statistics=self._statistics,
             record=lerobot_record.to_json(self._description, self._layout),
+            copied=self._copied,
             sizes=self._sizes,
         )
         self.nbytes = self._staging.publish()

@@ -7,6 +7,7 @@ within LeRobot's tolerance.
 """
 
 import inspect
+import json
 import os
 from functools import lru_cache
 from importlib.metadata import version
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 import mmreplay as mr
+from mmreplay.cli.run import run
 from mmreplay.datasets.lerobot_writer import Sizes
 from mmreplay.errors import CorruptError
 from tests.convert.foreign.lerobot_sets import (
@@ -457,3 +459,36 @@ def test_a_policy_of_the_library_trains_on_an_export(tmp_path):
         losses.append(float(loss))
     assert len(losses) == 10
     assert np.isfinite(losses).all()
+
+
+@v3_only
+@pytest.mark.parametrize("dtype", ["video", "image"])
+def test_sets_of_the_recorder_lose_nothing_from_set_to_set(tmp_path, capsys, dtype):
+    takes = [(6, True), (20, False), (8, True), (3, False), (5, True), (1, True)]
+    root = record(tmp_path / "set", takes, dtype)
+    record(tmp_path / "other", [(4, True), (7, True)], dtype)
+    chosen = ["--where", "length != 5"]
+    sources = [str(root), str(tmp_path / "other")]
+    args = ["convert", *sources, str(tmp_path / "made"), "--to", "lerobot", *chosen, "--json"]
+    if dtype == "image":
+        args += ["-o", "to.video=false"]
+    assert run(args) == 0
+    doubts = json.loads(capsys.readouterr().out)["doubts"]
+    assert not any("encoded" in doubt or "lossy" in doubt for doubt in doubts)
+    made = LeRobotDataset("me/made", root=tmp_path / "made")
+    items = [
+        item
+        for name in ("set", "other")
+        for item in LeRobotDataset("me/set", root=tmp_path / name)
+        if (name, int(item["episode_index"])) != ("set", 2)
+    ]
+    assert len(made) == len(items)
+    for row, item in enumerate(items):
+        mine = made[row]
+        assert mine.keys() >= item.keys()
+        for name, value in item.items():
+            if name not in ("index", "episode_index", "task_index", "next.done"):
+                same = mine[name] == value
+                assert same if isinstance(same, bool) else same.all(), (row, name)
+    assert made.meta.stats[TOP]["mean"].shape == (3, 1, 1)
+    assert made.meta.info["features"][TOP] == LeRobotDataset("me/set", root=root).features[TOP]
