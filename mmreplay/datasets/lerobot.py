@@ -61,7 +61,7 @@ from mmreplay.datasets.lerobot_episodes import (
     read_statistics,
 )
 from mmreplay.datasets.lerobot_frames import Camera
-from mmreplay.datasets.lerobot_record import read_record, recorded
+from mmreplay.datasets.lerobot_record import read_record, restored
 from mmreplay.datasets.lerobot_stats import Statistics
 from mmreplay.datasets.lerobot_writer import open_writer as open_writer
 from mmreplay.datasets.lerobot_writer import planned as planned
@@ -196,6 +196,7 @@ class LerobotReader(FragmentReader):
         fields: Sequence[str] | None = None,
         *,
         stored: bool = False,
+        recorded: bool = False,
     ) -> None:
         self._stays = stored
         self.skipped: list[str] = []
@@ -240,7 +241,7 @@ class LerobotReader(FragmentReader):
         self._named = self._rows_of(names, cameras, tables, tasks, window)
         if tables:
             check_rows(frames.folder, tables, self._episodes, notes)
-        schema = make_schema(self._named, notes, frames.folder)
+        schema = make_schema(self._named, notes, frames.folder, observed=not recorded)
         self._add_notes(info)
         about = {"features": self._feature_names(names, cameras)}
         selected = select_metadata({**info, **about}, METADATA_KEYS, notes)
@@ -769,7 +770,6 @@ def _open(
     with undone_by(frames.close):
         chosen = fields if record is None else None
         options = (video, done, allow_expansion, chosen)
-        reader = LerobotReader(frames, notes, info, *options, stored=stored)
-        if record is None:
-            return reader
-        return recorded(reader, record, reader.skipped)
+        known = record is not None
+        reader = LerobotReader(frames, notes, info, *options, stored=stored, recorded=known)
+        return reader if record is None else restored(reader, record, reader.skipped)

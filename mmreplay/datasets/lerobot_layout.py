@@ -155,7 +155,7 @@ def lay_out(
         name = _name(path, each, schema)
         if isinstance(stored.get("name"), str):
             name = stored["name"]
-        if name in OWN_DTYPES:
+        if name in (*OWN_DTYPES, "task"):
             if imported:
                 notes.append(f"field {path!r} was left out: {name!r} is numbered anew")
                 continue
@@ -220,6 +220,9 @@ def _name(path: str, column: Field, schema: Schema) -> str:
     """The name of a field in LeRobot."""
     if path == schema.role("reward"):
         return "next.reward"
+    if path in (schema.role(end) for end in ENDS):
+        # Of several agents, beside those of the episode.
+        return f"agents.{path.replace('/', '.')}"
     for role in ("observation", "action"):
         top = schema.role(role)
         if top is not None and under([path], top):

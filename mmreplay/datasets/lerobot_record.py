@@ -105,7 +105,7 @@ def read_record(folder: Path) -> Record | None:
     return Record(schema, named, task, autoreset, user)
 
 
-def recorded(reader: Reader, record: Record, left_out: Sequence[str]) -> Reader:
+def restored(reader: Reader, record: Record, left_out: Sequence[str]) -> Reader:
     """A reader of the fields of a record, or the reader itself where they do not fit.
 
     Args:

@@ -21,7 +21,7 @@ from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, ReplayError, SchemaError, shown, undone_by
 
-ENCODERS = {"h264": ("libx264", "libopenh264"), "av1": ("libsvtav1", "libaom-av1")}
+ENCODERS = {"h264": ("libx264",), "av1": ("libsvtav1", "libaom-av1")}
 """Encoders of each codec, the preferred one first."""
 QUALITY = {"h264": 23, "av1": 30}
 """The factor of LeRobot's own recorder, and the usual one of H.264."""

@@ -4,6 +4,7 @@ A dataset is made of *units*: unit k is data file k, episodes file k and video f
 each camera, and all of them hold the same episodes. `UnitWriter` writes one, from any
 number of a file, an episode and a row on, and `write_meta` the few files that describe
 all units. So whoever appends to a set writes one more unit, and those files again.
+Packets of videos that are there can be copied (`lerobot_video.VideoFile.copying`).
 """
 
 from __future__ import annotations
@@ -262,6 +263,7 @@ class UnitWriter:
             ]
         )
         self._batches: list[Any] = []
+        self._batches_nbytes = 0
         self._table_rows: list[dict[str, object]] = []
         self._begin_episode()
         with undone_by(self.abandon):
@@ -434,11 +436,12 @@ class UnitWriter:
         self.rows += count
         if count:
             self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._data_schema))
-        if sum(each.nbytes for each in self._batches) > GROUP_NBYTES:
+            self._batches_nbytes += self._batches[-1].nbytes
+        if self._batches_nbytes > GROUP_NBYTES:
             self._flush_rows()
 
     def _flush_rows(self) -> None:
-        batches, self._batches = self._batches, []
+        batches, self._batches, self._batches_nbytes = self._batches, [], 0
         if batches:
             assert self._data is not None
             self._data.write(batches)
@@ -502,7 +505,7 @@ class UnitWriter:
     def fullness(self) -> float:
         """See `Unit`; of what reached the files so far."""
         stored = 0 if self._data is None else self._data.nbytes
-        shares = [(stored + sum(each.nbytes for each in self._batches)) / self._sizes.data_mb]
+        shares = [(stored + self._batches_nbytes) / self._sizes.data_mb]
         shares += [each.nbytes / self._sizes.video_mb for each in self._videos.values()]
         return float(max(shares)) / 1e6
 

@@ -153,6 +153,42 @@ def test_what_becomes_of_a_field_and_what_comes_back(tmp_path, row):
             assert back[each].tobytes() == before[each].tobytes(), each
 
 
+def test_rings_without_an_observation_come_back(tmp_path):
+    schema = mr.Schema.from_flat({"action": mr.Field((), "int64"), "prompt": mr.Field.text(9)})
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 4, heap_bytes="1 MiB") as buffer:
+        for n in range(4):
+            buffer.add(action=n, prompt=f"say {n}")
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
+    mr.load(tmp_path / "set", tmp_path / "back")
+    back, back_schema = rows_of(tmp_path / "back")
+    assert back_schema == schema
+    assert back["prompt"] == [f"say {n}" for n in range(4)]
+    assert back["action"].tolist() == [*range(4)]
+
+
+def test_ends_of_each_agent_come_back(tmp_path):
+    ends = {name: mr.Field((2,), "bool") for name in ("terminated", "truncated")}
+    schema = mr.Schema.from_flat({**PLAIN, **ends})
+    over = RNG.random((8, 2)) < 0.3
+    over[3] = over[7] = True
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 8) as buffer:
+        for n in range(8):
+            step = {"observation": np.zeros(2, "f4"), "action": n, "terminated": over[n]}
+            buffer.add(**step, truncated=np.zeros(2, bool))
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
+    assert info_of(tmp_path / "set")["features"]["agents.terminated"]["shape"] == [2]
+    mr.load(tmp_path / "set", tmp_path / "back")
+    before, after = rows_of(tmp_path / "ring")[0], rows_of(tmp_path / "back")[0]
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+    flags = []
+    for name in ("ring", "back"):
+        with mr.ReplayBuffer.open(tmp_path / name) as buffer:
+            rows = buffer.gather_all()
+            flags.append(buffer.view.flags(rows.env_ids, rows.positions).tolist())
+    assert flags[0] == flags[1]
+
+
 def test_several_texts_are_columns_and_only_task_is_the_task(tmp_path):
     words = ["a", "b", "", "ä", "c", "a"]
     source = filled(
@@ -325,6 +361,11 @@ class TestStatistics:
 
 
 REFUSED = [
+    (
+        {"task": mr.Field((), "int8"), "note": mr.Field.text(9)},
+        {"fps": 9},
+        "LeRobot has a column 'task' of its own",
+    ),
     ({}, {}, "LeRobot stores times, and nothing says how many steps .* Pass fps="),
     ({}, {"fps": 0}, "fps must be above 0 and at most 100000, got 0"),
     ({}, {"fps": float("nan")}, "fps must be above 0"),
