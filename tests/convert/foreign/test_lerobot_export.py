@@ -250,14 +250,7 @@ def test_equal_rings_give_equal_files_whatever_the_blocks(tmp_path, monkeypatch)
     export(tmp_path / "ring", tmp_path / "one", video=False)
     monkeypatch.setattr(base, "BLOCK_NBYTES", 40_000)
     export(tmp_path / "ring", tmp_path / "other", video=False)
-    first, second = (
-        {
-            path.relative_to(tmp_path / each): path.read_bytes()
-            for path in (tmp_path / each).rglob("*")
-            if path.is_file()
-        }
-        for each in ("one", "other")
-    )
+    first, second = contents(tmp_path / "one"), contents(tmp_path / "other")
     assert len(first) == 6
     assert first == second
 
@@ -652,7 +645,9 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, video):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Bytes of each file of a folder, by its path in it."""
+    every = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in every}
 
 
 def kill_again_and_again(folder, random):
