@@ -237,7 +237,7 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "foo"}, "format must be one of buffer, csv, d4rl, minari, npz,"),
+        ({"format": "foo"}, "format must be one of buffer, csv, d4rl, lerobot, minari, npz,"),
         ({"fields": ["x"]}, "fields or subtrees of a, b, terminated, observation, got"),
         ({"colour": 3, "format": "pt"}, "option 'colour' is unknown to 'pt' as a target, which"),
         ({"compression": "x"}, r"compression must be 'deflate' or None, got 'x'\. Leave it"),
