@@ -116,7 +116,7 @@ class Packets:
 
     Attributes:
         path: Of the file.
-        first: Number of the first packet in it.
+        first: When its first frame is shown, in the stream's units.
         count: Packets, as many as frames.
         parameters: What packets of one stream have in common; the codec and the format
             of pixels are the first two.
@@ -143,7 +143,7 @@ def find_packets(
     Returns:
         None where a frame is not there, or needs one that is not among them.
     """
-    times, keys, parameters = _index(path, os.stat(path).st_mtime_ns)
+    times, units, keys, parameters = _index(path, os.stat(path).st_mtime_ns)
     if not len(times) or (np.diff(times) <= 0).any():
         # Frames are stored in another order than they are shown.
         return None
@@ -153,17 +153,20 @@ def find_packets(
         return None
     if (np.abs(times[first : first + count] - wanted) > tolerance_s).any():
         return None
-    return Packets(path, first, count, parameters)
+    return Packets(path, units[first], count, parameters)
 
 
 @lru_cache(16)
-def _index(path: Path, changed: int) -> tuple[NDArray[np.float64], list[bool], tuple[object, ...]]:
+def _index(
+    path: Path, changed: int
+) -> tuple[NDArray[np.float64], list[int], list[bool], tuple[object, ...]]:
     """Times of a file's packets, which are complete frames, and its parameters."""
     with _opened(path) as container:
         stream = container.streams.video[0]
         packets = [packet for packet in container.demux(stream) if packet.size]
-        times = [float(packet.pts * packet.time_base) for packet in packets]
-        return np.array(times), [packet.is_keyframe for packet in packets], _parameters(stream)
+        times = np.array([float(packet.pts * packet.time_base) for packet in packets])
+        units = [packet.pts for packet in packets]
+        return times, units, [packet.is_keyframe for packet in packets], _parameters(stream)
 
 
 @contextmanager
@@ -270,8 +273,13 @@ class VideoFile:
     def copy(self, packets: Packets) -> None:
         """Add packets of other files, which have the parameters of this one."""
         with self._translated_errors(), _opened(packets.path) as source:
-            stored = (each for each in source.demux(source.streams.video[0]) if each.size)
-            for packet in islice(stored, packets.first, packets.first + packets.count):
+            stream = source.streams.video[0]
+            # To that frame: it needs no other.
+            source.seek(packets.first, stream=stream)
+            stored = (
+                each for each in source.demux(stream) if each.size and each.pts >= packets.first
+            )
+            for packet in islice(stored, packets.count):
                 packet.stream = self._stream
                 packet.time_base = 1 / self._fps
                 packet.pts = packet.dts = self.frames
