@@ -191,16 +191,19 @@ class Appender:
         self._allowed = allowed
         self._heads, self._limits, self._tails = heads, limits, tails
 
-    def resume(self, how: str, env_ids: Array | None = None) -> None:
+    def resume(self, how: str, env_ids: Array | None = None) -> Array:
         """Decide how the next rows follow those on disk, in some environments or all.
 
         Args:
             how: ``"break"``, ``"truncate"`` or ``"continue"``; see `ReplayBuffer.open`.
             env_ids: int64 ``[N]``; all by default.
+
+        Returns:
+            int64 ``[M]``, the environments whose episode this ended.
         """
         if how == "continue":
             self._continue_episodes()
-            return
+            return np.empty(0, np.int64)
         self._recover_interrupted()
         begun = np.flatnonzero(self._heads)
         begun = begun if env_ids is None else np.intersect1d(begun, env_ids)
@@ -209,17 +212,22 @@ class Appender:
         unfinished &= (self._heads > self._tails)[begun]
         truncated = np.uint8(CUT if how == "truncate" else 0)
         self._flags.interrupt(begun, np.uint8(START | BREAK) | (unfinished * truncated))
+        ended: Array = begun[unfinished]
+        return ended
 
-    def end_episodes(self, env_ids: Array | None) -> None:
-        """Truncate unfinished episodes; see `ReplayBuffer.end_episodes`."""
-        self.resume("truncate", env_ids)
-        self._ended[slice(None) if env_ids is None else env_ids] = True
+    def end_episodes(self, env_ids: Array | None, discard: bool) -> None:
+        """End unfinished episodes; see `ReplayBuffer.end_episodes`."""
+        ended = self.resume("break" if discard else "truncate", env_ids)
+        self._ended[slice(None) if env_ids is None else env_ids] = False
+        self._ended[ended] = True
 
-    @property
-    def unstored_ends(self) -> Array:
+    def unstored_ends(self, discard: bool) -> Array:
         """Environments whose episode `end_episodes` ended, and no row stores it yet."""
-        pending = (self._flags.pending & CUT) != 0
-        return np.flatnonzero(self._ended & pending & (self._heads > self._tails))
+        pending = self._flags.pending
+        cut = (pending & (BREAK if discard else CUT)) != 0
+        if discard:
+            cut &= (pending & CUT) == 0
+        return np.flatnonzero(self._ended & cut & (self._heads > self._tails))
 
     def _continue_episodes(self) -> None:
         """Read the flags of the newest rows, also of dropped rows still on disk.

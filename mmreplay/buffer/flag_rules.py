@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.episodes import ALL_FLAGS, BREAK, END, FINAL, START, TERMINATED, TRUNCATED
+from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, END, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
@@ -119,13 +119,14 @@ class EpisodeFlags:
 
         Args:
             envs: Which.
-            flags: uint8 ``[N]``, or of all, that those rows carry as well.
+            flags: uint8 ``[N]``, or of all, that those rows carry as well; whether the
+                episode before them is truncated, the last call says.
         """
         # Arrays are replaced, never changed: a step may have been given them as flags.
         self.before = self.before.copy()
         self.pending = self.pending.copy()
         self.before[envs] = FINAL
-        self.pending[envs] |= flags
+        self.pending[envs] = (self.pending[envs] & ~np.uint8(CUT)) | flags
 
     def forget(self, envs: Envs, begun: NDArray[np.bool_]) -> None:
         """Start a new episode with the next row: the rows before it are given up.

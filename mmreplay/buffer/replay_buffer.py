@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import kernels, process
+from mmreplay.arguments import flag
 from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening
 from mmreplay.buffer.append import Appender, BeforeOverwrite
@@ -398,21 +399,23 @@ class ReplayBuffer:
         with self._turn:
             opened = self._files
             store, closed = opened.store, opened.closed
-            ended = None
+            ended: list[NDArray[np.int64]] = []
             if opened.appender is not None and not closed:
                 opened.appender.owner.check()
-                if opened.appender.warns_of_ends:
-                    ended = opened.appender.unstored_ends.tolist()
+                if opened.appender.warns_of_ends and self.path is not None:
+                    ended = [opened.appender.unstored_ends(discard) for discard in (False, True)]
             opened.seal = seal
             self._close_files()
             if store.sealing is not None and not closed:
                 store.sealing.raise_if_unsealed()
-            if ended and self.path is not None:
-                count = len(ended)
-                envs = f"environments {ended}" if count < 9 else f"{count} environments"
+            asked = ("end_episodes", "truncate"), ("end_episodes(discard=True)", "break")
+            for (call, on_resume), of in zip(asked, ended, strict=False):
+                if not len(of):
+                    continue
+                envs = f"environments {of.tolist()}" if len(of) < 9 else f"{len(of)} environments"
                 warnings.warn(
-                    f"{self.path}: the end_episodes of {envs} is not stored, as no row "
-                    "followed it. Open the buffer with on_resume='truncate' instead.",
+                    f"{self.path}: the {call} of {envs} is not stored, as no row "
+                    f"followed it. Open the buffer with on_resume={on_resume!r} instead.",
                     DurabilityWarning,
                     stacklevel=frames_to_caller(),
                 )
@@ -1298,19 +1301,35 @@ class ReplayBuffer:
             appender.clear(appender.validator.env_ids(env_ids))
             self.commit()
 
-    def end_episodes(self, env_ids: ArrayLike | None = None) -> None:
-        """Truncate unfinished episodes; the next row of each environment starts one.
+    def end_episodes(self, env_ids: ArrayLike | None = None, *, discard: bool = False) -> None:
+        """End unfinished episodes; the next row of each environment starts one.
 
-        The next row of an environment stores the truncation. Until then nothing on
-        disk does: after a close, which warns of it, or a kill, ``on_resume`` of the
-        next open decides.
+        They are truncated. With ``discard`` they are broken off instead, as a take that
+        is recorded again: their steps stay in the ring and are drawn, but the episode
+        has no end, and appends to a LeRobot set leave it out.
+
+        The next row of an environment stores this, as the last call asked for it. Until
+        then nothing on disk does: after a close, which warns of it, or a kill,
+        ``on_resume`` of the next open decides.
 
         Args:
             env_ids: As in `clear`.
+            discard: Break the episodes off, in place of truncating them.
+
+        Raises:
+            SchemaError: An environment is unknown, or named twice; or `discard` is no
+                bool.
+
+        Example:
+            >>> schema = mr.Schema({"action": mr.Field((), "int64")})
+            >>> buffer = mr.ReplayBuffer.create(None, schema, 100, engine="memory")
+            >>> heads = buffer.add(action=0)
+            >>> buffer.end_episodes(discard=True)  # the take is recorded again
         """
+        flag("discard", discard, "Pass True to break the episodes off.")
         with self._turn:
             appender = self._appender()
-            appender.end_episodes(appender.validator.env_ids(env_ids))
+            appender.end_episodes(appender.validator.env_ids(env_ids), discard)
 
     def resize(self, capacity: int, *, heap_bytes: int | str | None = None) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.

@@ -5,7 +5,7 @@ import pytest
 
 from mmreplay import Field, NStep, ReplayBuffer, Schema, verify_buffer
 from mmreplay.episodes import BREAK, CUT, START, TERMINATED
-from mmreplay.errors import DurabilityWarning, FailedError
+from mmreplay.errors import DurabilityWarning, FailedError, SchemaError
 
 SCHEMA = Schema(
     {
@@ -137,6 +137,61 @@ def test_an_end_that_no_row_stores_is_warned_of_by_close(tmp_path):
     add(memory, 0, [False])
     memory.end_episodes()
     memory.close()
+
+
+@pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
+def test_discarded_episodes_are_broken_off_and_not_truncated(tmp_path, autoreset):
+    with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10, 3, autoreset=autoreset) as buffer:
+        add(buffer, 0, [False, False, True])
+        buffer.end_episodes([1], discard=True)
+        buffer.end_episodes([0, 2], discard=True)
+        add(buffer, 1, [False, False, False])
+        new = START | BREAK
+        assert buffer.flags([0, 1, 2], [1, 1, 1]).tolist() == [new, new, new]
+        assert not buffer.get_field("truncated", [0, 1, 2], [0, 0, 0]).any()
+    assert verify_buffer(tmp_path / "ring").ok
+
+
+@pytest.mark.parametrize("calls", [[False, True], [True, False]])
+def test_of_several_calls_before_a_row_the_last_counts(calls):
+    buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory")
+    add(buffer, 0, [False])
+    for discard in calls:
+        buffer.end_episodes(discard=discard)
+    add(buffer, 1, [False])
+    cut = 0 if calls[-1] else CUT
+    assert buffer.flags(0, [0, 1]).tolist() == [START, START | BREAK | cut]
+
+
+def test_discard_after_an_opening_that_truncates_discards(tmp_path):
+    with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10) as buffer:
+        add(buffer, 0, [False])
+    with ReplayBuffer.open(tmp_path / "ring", "r+", on_resume="truncate") as buffer:
+        buffer.end_episodes(discard=True)
+        add(buffer, 1, [False])
+        assert buffer.flags(0, [1]).tolist() == [START | BREAK]
+
+
+def test_a_discard_that_no_row_stores_is_warned_of_by_close(tmp_path):
+    path = tmp_path / "ring"
+    buffer = ReplayBuffer.create(path, SCHEMA, 10, 3, autoreset="disabled")
+    add(buffer, 0, [False, False, True])
+    buffer.end_episodes([0])
+    buffer.end_episodes([1, 2], discard=True)
+    with pytest.warns(DurabilityWarning) as said:
+        buffer.close()
+    assert [str(each.message) for each in said] == [
+        f"{path}: the end_episodes of environments [0] is not stored, as no row followed it. "
+        "Open the buffer with on_resume='truncate' instead.",
+        f"{path}: the end_episodes(discard=True) of environments [1] is not stored, as no row "
+        "followed it. Open the buffer with on_resume='break' instead.",
+    ]
+
+
+def test_discard_must_be_a_bool():
+    buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory")
+    with pytest.raises(SchemaError, match=r"^discard must be True or False, got 1\. Pass True"):
+        buffer.end_episodes(discard=1)
 
 
 def test_a_row_after_end_episodes_stores_it_and_close_is_silent(tmp_path):

@@ -289,12 +289,13 @@ class Builder:
             else:
                 self.add()
                 done += 1
-            if ends == "end_episodes" and self.rng.random() < 0.25:
+            if ends in ("end_episodes", "discard") and self.rng.random() < 0.25:
                 some = [e for e in range(num_envs) if self.rng.random() < 0.6]
+                discard = ends == "discard" and self.rng.random() < 0.7
                 if some:
-                    self.buffer.end_episodes(some)
+                    self.buffer.end_episodes(some, discard=discard)
                     for env_id in some:
-                        self.twin.end_episodes(env_id)
+                        self.twin.end_episodes(env_id, discard=discard)
             if ends in ("break", "truncate", "continue") and self.rng.random() < 0.2:
                 self.reopen(ends)
 

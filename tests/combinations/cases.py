@@ -37,6 +37,7 @@ DIMENSIONS = {
         "truncated",
         "final",  # truncated with the final observation
         "end_episodes",
+        "discard",  # end_episodes, some of which discard
         "break",  # reopened with on_resume="break", and so on
         "truncate",
         "continue",

@@ -784,7 +784,7 @@ MUTANTS = (
         "ends that are not said",
         "end_episodes breaks episodes off, and truncates none",
         "take",
-        ((Appender, "end_episodes", lambda self, env_ids: self.resume("break", env_ids)),),
+        ((Appender, "end_episodes", lambda self, env_ids, _: self.resume("break", env_ids)),),
     ),
     Mutant(
         "resume forgets the rows before",

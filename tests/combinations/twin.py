@@ -158,9 +158,9 @@ class Twin:
             row.episode += 1
         env.rows[stop].broken = True
 
-    def end_episodes(self, env_id):
-        """Truncate the running episode of an environment, once its next row comes."""
-        self._resume(self.envs[env_id], "truncate")
+    def end_episodes(self, env_id, *, discard):
+        """Truncate, or break off, the running episode once its next row comes."""
+        self._resume(self.envs[env_id], "break" if discard else "truncate")
 
     def reopen(self, on_resume):
         """Open again for writing."""
