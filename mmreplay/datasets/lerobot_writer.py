@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -691,45 +691,43 @@ def _table_schema(layout: Layout) -> Any:
     return pa.schema(columns)
 
 
-class LerobotWriter(Writer):
-    """Writes episodes, one environment after another, as units in a staged folder."""
+class UnitsWriter:
+    """Writes blocks of rows, one environment after another, as units in a folder.
 
-    env_by_env = True
+    Attributes:
+        notes: What the dataset leaves out.
+        units: Those that are complete.
+        unended: Episodes so far without an end.
+    """
 
     def __init__(
         self,
-        target: Path,
+        folder: Path,
         description: Description,
         layout: Layout,
         codec: Codec | None,
+        tasks: TaskNumbers,
         *,
-        overwrite: bool,
+        number: int = 0,
+        first_episode: int = 0,
+        first_row: int = 0,
         sizes: Sizes = Sizes(),
         copies: bool = True,
     ) -> None:
-        """Make the folder; see `open_writer`, and `UnitWriter` for the last two."""
-        self._copies, self._left = copies, description.rows
-        self._copied: dict[str, tuple[str, str]] = {}
-        self.nbytes = 0
-        self.notes = Notes()
-        self._description, self._layout = description, layout
-        self._codec, self._sizes, self._tasks = codec, sizes, TaskNumbers()
+        """Begin with the first unit; see `UnitWriter`."""
+        self.notes, self.units, self.unended = Notes(), list[Unit](), 0
+        self._folder, self._layout, self._codec = folder, layout, codec
+        self._tasks, self._sizes, self._copies = tasks, sizes, copies
+        self._number, self._episodes, self._rows = number, first_episode, first_row
+        self._left = description.rows
         self._ends = NamedEnds(description)
         self._ends.add_notes(self.notes, both=False)
-        for note in layout.notes:
-            self.notes.note(note)
-        for doubt in layout.doubts:
-            self.notes.doubt(doubt)
         self._env_id = -1
         self._over = self._begins = True
-        self._unended = 0
-        self._number = self._episodes = self._rows = 0
-        self._statistics: dict[str, Statistics] = {}
         self._unit: UnitWriter | None = None
-        self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
 
     def write(self, block: Block) -> None:
-        """See `Writer.write`."""
+        """Write the next rows; the block's arrays may change after this call."""
         block = self._ends.marked(block)
         flags, env_ids = block.flags, block.env_ids
         final = (flags & FINAL) != 0
@@ -777,7 +775,7 @@ class LerobotWriter(Writer):
         """The unit at hand."""
         if self._unit is None:
             self._unit = UnitWriter(
-                self._staging.path,
+                self._folder,
                 self._layout,
                 self._codec,
                 self._tasks,
@@ -797,53 +795,110 @@ class LerobotWriter(Writer):
         self._begins = True
         self._unit.end_episode(truncated=truncated)
         if self._unit.episodes > before:
-            self._unended += not (self._over or truncated)
+            self.unended += not (self._over or truncated)
             if self._unit.fullness >= 1:
                 self._end_unit()
 
     def _end_unit(self) -> None:
         assert self._unit is not None
-        # Still the writer's own until it is complete, so that `abort` closes its files.
+        # Still the writer's own until it is complete: `abandon` closes its files.
         done = self._unit.close()
         self._unit = None
         self._number += 1
         self._episodes += done.episodes
-        self._copied |= done.copied
         self._rows += done.rows
-        for name, each in done.statistics.items():
-            before = self._statistics.get(name)
-            self._statistics[name] = each if before is None else merged(before, each)
+        self.units.append(done)
 
-    def finish(self) -> None:
-        """See `Writer.finish`."""
+    def close(self) -> list[Unit]:
+        """End the episode and the unit at hand, and return all units."""
         self._end_episode()
         if self._unit is not None:
             self._end_unit()
-        refuse_empty(self._rows, WHAT)
-        if self._unended:
+        return self.units
+
+    def abandon(self) -> None:
+        """Close the files as they are."""
+        unit, self._unit = self._unit, None
+        if unit is not None:
+            with suppress(OSError):
+                unit.abandon()
+
+
+def statistics_of(
+    units: Sequence[Unit], before: Mapping[str, Statistics] | None = None
+) -> dict[str, Statistics]:
+    """Statistics of units together, and of what was there before, by feature."""
+    total = dict(before or {})
+    for unit in units:
+        for name, each in unit.statistics.items():
+            total[name] = merged(total[name], each) if name in total else each
+    return total
+
+
+class LerobotWriter(Writer):
+    """Writes episodes, one environment after another, as units in a staged folder."""
+
+    env_by_env = True
+
+    def __init__(
+        self,
+        target: Path,
+        description: Description,
+        layout: Layout,
+        codec: Codec | None,
+        *,
+        overwrite: bool,
+        sizes: Sizes = Sizes(),
+        copies: bool = True,
+    ) -> None:
+        """Make the folder; see `open_writer`, and `UnitWriter` for the last two."""
+        self.nbytes = 0
+        self._description, self._layout = description, layout
+        self._codec, self._sizes, self._tasks = codec, sizes, TaskNumbers()
+        self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
+        self._units = UnitsWriter(
+            self._staging.path,
+            description,
+            layout,
+            codec,
+            self._tasks,
+            sizes=sizes,
+            copies=copies,
+        )
+        self.notes = self._units.notes
+        for note in layout.notes:
+            self.notes.note(note)
+        for doubt in layout.doubts:
+            self.notes.doubt(doubt)
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        self._units.write(block)
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        units = self._units.close()
+        refuse_empty(sum(unit.rows for unit in units), WHAT)
+        if self._units.unended:
             self.notes.note(
-                f"{self._unended:,} episodes were cut off without an end: their last step ends "
-                "nothing"
+                f"{self._units.unended:,} episodes were cut off without an end: their last step "
+                "ends nothing"
             )
-        folder = self._staging.path
         write_meta(
-            folder,
+            self._staging.path,
             self._layout,
             self._codec,
             self._tasks,
-            episodes=self._episodes,
-            rows=self._rows,
-            statistics=self._statistics,
+            episodes=sum(unit.episodes for unit in units),
+            rows=sum(unit.rows for unit in units),
+            statistics=statistics_of(units),
             record=lerobot_record.to_json(self._description, self._layout),
-            copied=self._copied,
+            copied={name: each for unit in units for name, each in unit.copied.items()},
             sizes=self._sizes,
         )
         self.nbytes = self._staging.publish()
 
     def abort(self) -> None:
         """See `Writer.abort`."""
-        unit, self._unit = self._unit, None
-        if unit is not None:
-            with suppress(OSError):
-                unit.abandon()
+        self._units.abandon()
         self._staging.abort()
