@@ -210,6 +210,48 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Appended:
+    """Which rows of a ring a target has.
+
+    Attributes:
+        next: int64 ``[E]``, from here on it has none.
+        cut: bool ``[E]``, the row there goes on an episode of which it has steps.
+    """
+
+    next: NDArray[np.int64]
+    cut: NDArray[np.bool_]
+
+
+class Appender(Protocol):
+    """A target to which episodes are appended.
+
+    Attributes:
+        target: Its path.
+        appended: Which rows it has.
+    """
+
+    target: Path
+
+    @property
+    def appended(self) -> Appended:
+        """See the class."""
+
+    def append(self, reader: Reader, appended: Appended) -> int:
+        """Append all episodes of a reader; they appear together, or not at all.
+
+        Args:
+            reader: Of complete episodes.
+            appended: Which rows the target has then.
+
+        Returns:
+            Bytes of the target.
+        """
+
+    def close(self) -> None:
+        """Let others append; a second call does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The result of a conversion.
 

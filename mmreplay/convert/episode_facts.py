@@ -55,6 +55,8 @@ class EpisodeFacts:
         lengths: int64 ``[N]``, steps; final rows are none.
         terminated: bool ``[N]``, by a flag.
         truncated: bool ``[N]``, likewise, or by the CUT of the row after it.
+        cut: bool ``[N]``, by that CUT.
+        begun: bool ``[N]``, with their beginning.
         complete: bool ``[N]``, with their beginning and an end.
         returns: float64 ``[N]``, where the condition names them or they are asked for;
             else empty.
@@ -137,7 +139,7 @@ class EpisodeFacts:
         facts["stop"][ids] = positions[last] + 1
         facts["flags"][ids] |= np.bitwise_or.reduceat(flags, at) & (TERMINATED | TRUNCATED)
         cut = before[((flags[at] & CUT) != 0) & starts[at]]
-        facts["flags"][cut[cut >= 0]] |= TRUNCATED
+        facts["flags"][cut[cut >= 0]] |= TRUNCATED | CUT
         newest = np.flatnonzero(np.diff(env, append=-1))
         self._open[env[newest]] = ids[newest]
         steps = (flags & FINAL) == 0
@@ -179,7 +181,9 @@ class EpisodeFacts:
         )
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
-        self.complete = (facts["begun"][order] != 0) & (self.terminated | self.truncated)
+        self.cut = (facts["flags"][order] & CUT) != 0
+        self.begun = facts["begun"][order] != 0
+        self.complete = self.begun & (self.terminated | self.truncated)
         if self._sums:
             self.returns = self._returns.result(order, self.lengths)
         try:

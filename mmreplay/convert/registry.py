@@ -26,7 +26,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
+from mmreplay.convert.base import MAX_ROW_NBYTES, Appender, Reader, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import STAGED
 from mmreplay.disk.address import URL_SCHEME, url_of
@@ -52,6 +52,7 @@ class Format:
         asks: Its module has ``recognizes``, which decides for a path with its suffix,
             or for a folder. Such formats come before those with the suffix only.
         varies: Its writer takes fields that vary: columns of blocks are `Ragged`.
+        appends: Its module has ``open_appender``, with the options of its writer.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Format:
     writes: bool = True
     asks: bool = False
     varies: bool = False
+    appends: bool = False
 
 
 OURS = (
@@ -150,7 +152,12 @@ FOREIGN = (
         asks=True,
     ),
     Format(
-        "lerobot", "mmreplay.datasets.lerobot", "a LeRobot dataset's folder", asks=True, varies=True
+        "lerobot",
+        "mmreplay.datasets.lerobot",
+        "a LeRobot dataset's folder",
+        asks=True,
+        varies=True,
+        appends=True,
     ),
     Format("rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder", writes=False, asks=True),
     Format(
@@ -490,6 +497,27 @@ def open_writer(
     if note is not None:
         writer.notes.note(note)
     return writer
+
+
+def open_appender(
+    found: Format, target: Path, description: Description, *, overwrite: bool, **options: object
+) -> Appender:
+    """Open a target to append to; see `open_reader`.
+
+    Raises:
+        SchemaError: As there; or nothing can be appended to the format.
+        FormatError: The target is not one of appends of this source.
+    """
+    if not found.appends:
+        able = [each.name for each in formats().values() if each.appends]
+        raise SchemaError(
+            f"format must be one that episodes are appended to, {', '.join(able)}, got "
+            f"{found.name!r}. Name one with format= (--to)."
+        )
+    function = _function(found, "open_appender")
+    _check_options(found, function, options)
+    _refuse_rows(found, description, None)
+    return cast("Appender", function(target, description, overwrite=overwrite, **options))
 
 
 def planned(

@@ -52,6 +52,7 @@ from mmreplay.datasets.common.rows import (
     scalar,
 )
 from mmreplay.datasets.images import LOSSY, VideoRows
+from mmreplay.datasets.lerobot_append import open_appender as open_appender
 from mmreplay.datasets.lerobot_episodes import (
     EPISODES,
     Episodes,

@@ -96,7 +96,7 @@ def open_writer(
     """
     options = {"fps": fps, "task": task, "video": video, "robot_type": robot_type}
     layout = lay_out(description, **options)
-    encoding = _codec(layout, codec, crf, gop)
+    encoding = checked_codec(layout, codec, crf, gop)
     copies = (codec, crf, gop) == (None, None, None)
     return LerobotWriter(target, description, layout, encoding, overwrite=overwrite, copies=copies)
 
@@ -115,10 +115,10 @@ def planned(
     """Refuse data that cannot be written; see `registry.planned`."""
     refuse_empty(description.rows, WHAT)
     layout = lay_out(description, fps=fps, task=task, video=video, robot_type=robot_type)
-    _codec(layout, codec, crf, gop)
+    checked_codec(layout, codec, crf, gop)
 
 
-def _codec(layout: Layout, codec: object, crf: object, gop: object) -> Codec | None:
+def checked_codec(layout: Layout, codec: object, crf: object, gop: object) -> Codec | None:
     """How videos are encoded; None where none is written."""
     return find_codec(codec, crf, gop) if layout.cameras else None
 
@@ -202,7 +202,7 @@ class Unit:
     episodes: int
     rows: int
     fullness: float
-    statistics: dict[str, Statistics] = field(repr=False)
+    statistics: dict[str, Statistics] = field(default_factory=dict, repr=False)
     copied: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -579,11 +579,11 @@ def write_meta(
         "chunks_size": sizes.chunk_files,
         "data_files_size_in_mb": sizes.data_mb,
         "video_files_size_in_mb": sizes.video_mb,
-        "fps": _rate(layout),
+        "fps": frame_rate(layout),
         "splits": {"train": f"0:{episodes}"},
         "data_path": DATA_PATH,
         "video_path": VIDEO_PATH if layout.cameras else None,
-        "features": _features(layout, codec, copied or {}),
+        "features": features_json(layout, codec, copied or {}),
     }
     files.make_folder(folder / "meta", exist_ok=True)
     stats = {name: as_json(each) for name, each in statistics.items()}
@@ -616,12 +616,14 @@ def _tasks_table(tasks: TaskNumbers) -> bytes:
     return sink.getvalue()
 
 
-def _rate(layout: Layout) -> int | float:
+def frame_rate(layout: Layout) -> int | float:
     """Frames a second, as a whole number where it is one."""
     return int(layout.fps) if layout.fps.denominator == 1 else float(layout.fps)
 
 
-def _features(layout: Layout, codec: Codec | None, copied: Mapping[str, tuple[str, str]]) -> Json:
+def features_json(
+    layout: Layout, codec: Codec | None, copied: Mapping[str, tuple[str, str]]
+) -> Json:
     """The features of info.json."""
     found: Json = {}
     for name, each in layout.features.items():
@@ -635,7 +637,7 @@ def _features(layout: Layout, codec: Codec | None, copied: Mapping[str, tuple[st
                 "video.codec": coded,
                 "video.pix_fmt": pixels,
                 "video.is_depth_map": False,
-                "video.fps": _rate(layout),
+                "video.fps": frame_rate(layout),
                 "video.channels": channels,
                 "has_audio": False,
             }
@@ -857,13 +859,7 @@ class LerobotWriter(Writer):
         self._codec, self._sizes, self._tasks = codec, sizes, TaskNumbers()
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
         self._units = UnitsWriter(
-            self._staging.path,
-            description,
-            layout,
-            codec,
-            self._tasks,
-            sizes=sizes,
-            copies=copies,
+            self._staging.path, description, layout, codec, self._tasks, sizes=sizes, copies=copies
         )
         self.notes = self._units.notes
         for note in layout.notes:
