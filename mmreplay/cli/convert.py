@@ -7,7 +7,7 @@ import os
 import re
 import typing
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +27,7 @@ from mmreplay.cli.options import (
     parse_path,
     usage_error,
 )
-from mmreplay.errors import FormatError
+from mmreplay.errors import FailedError, FormatError
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
     from mmreplay.convert.description import Description
     from mmreplay.convert.joined import Envs as JoinEnvs
+    from mmreplay.convert.mapped import Changes
     from mmreplay.convert.registry import Format
 
 MAX_LIST_NBYTES = 1 << 30
@@ -261,6 +262,13 @@ def convert(
             "--allow-pickle", help="Run a pickle, which is a program: only if you trust its maker."
         ),
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Append episodes to DST as another process records them; Ctrl-C ends it.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Print the plan; write nothing.")
     ] = False,
@@ -301,6 +309,40 @@ def convert(
     split = [transfer.split_options(reads, writes, options) for reads in formats]
     writing = split[0][1]
     names = None if fields is None else [name.strip() for name in fields.split(",")]
+    if follow:
+        refused = {
+            "several SRC": len(sources) > 1,
+            "--episodes": episodes is not None,
+            "--skip": skip is not None,
+            "--fraction": fraction is not None,
+            "--top": top is not None,
+            "--rows": rows is not None,
+            "--select": select is not None,
+            "--priorities": priorities is not None,
+            "--dry-run": dry_run,
+        }
+        for name, given in refused.items():
+            if given:
+                raise usage_error(
+                    f"--follow takes --env, --fields, --where, --drop, --rename and --cast, got "
+                    f"{name}"
+                )
+        if formats[0].name != registry.BUFFER:
+            raise usage_error(f"--follow reads a buffer that is written, got {formats[0].name}")
+        _follow(
+            sources[0],
+            target,
+            typed,
+            writes,
+            writing,
+            fields=names,
+            env_ids=env,
+            where=where,
+            changes=changes,
+            overwrite=overwrite,
+            json=json,
+        )
+        return
     choice = Selection(
         names,
         env,
@@ -350,6 +392,51 @@ def convert(
                 progress=lambda done, _: meter.update(done, done - meter.done),
             )
     _print_report(report, typed, json)
+
+
+def _follow(
+    source: Path,
+    target: Path,
+    typed: Path,
+    writes: Format,
+    options: dict[str, object],
+    *,
+    fields: list[str] | None,
+    env_ids: list[int] | None,
+    where: str | None,
+    changes: Changes,
+    overwrite: bool,
+    json: bool,
+) -> None:
+    """Append episodes as they finish; Ctrl-C ends it in order.
+
+    Raises:
+        FailedError: Rows were overwritten before they were appended.
+    """
+    from mmreplay.convert.follow import Following
+
+    def appended(report: Report) -> None:
+        _print_report(report, typed, json)
+
+    following = Following(
+        source,
+        target,
+        writes,
+        options,
+        fields=fields,
+        env_ids=env_ids,
+        where=where,
+        changes=changes,
+        overwrite=overwrite,
+    )
+    with following, suppress(KeyboardInterrupt):
+        following.run(appended)
+    if following.lost:
+        raise FailedError(
+            f"{following.lost} rows of {source} were overwritten before they were appended to "
+            f"{typed}, which has all others. Record with a larger capacity, or with AutoExport, "
+            "which holds rows until they are appended."
+        )
 
 
 @contextmanager
