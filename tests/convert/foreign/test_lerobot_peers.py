@@ -492,3 +492,69 @@ def test_sets_of_the_recorder_lose_nothing_from_set_to_set(tmp_path, capsys, dty
                 assert same if isinstance(same, bool) else same.all(), (row, name)
     assert made.meta.stats[TOP]["mean"].shape == (3, 1, 1)
     assert made.meta.info["features"][TOP] == LeRobotDataset("me/set", root=root).features[TOP]
+
+
+@v3_only
+def test_a_set_that_is_open_while_20_appends_go_by_shows_its_own_frames_or_none(tmp_path):
+    lengths = [3 + number % 5 for number in range(32)]
+
+    def grow(buffer, exporter, first, stop):
+        for episode in range(first, stop):
+            for frame in range(lengths[episode]):
+                ended = frame == lengths[episode] - 1
+                buffer.add(
+                    observation={
+                        "state": np.array([episode, frame, 0], np.float32),
+                        "images": {
+                            "top": stamp(code(episode, frame)),
+                            "wrist": stamp(code(episode, frame, 1)),
+                        },
+                    },
+                    terminated=ended and episode % 2 == 0,
+                    truncated=ended and episode % 2 == 1,
+                )
+            exporter.flush()
+
+    def look(library, count):
+        """How many items are right, and how many cannot be read; none may be wrong."""
+        right = gone = row = 0
+        for episode in range(count):
+            for frame in range(lengths[episode]):
+                try:
+                    item = library[row]
+                except (OSError, AssertionError):
+                    gone += 1
+                else:
+                    assert item["observation.state"][:2].tolist() == [episode, frame]
+                    for camera, name in enumerate(CAMERAS):
+                        image = (item[name].numpy().transpose(1, 2, 0) * 255).round().astype("u1")
+                        assert codes_of(image) == code(episode, frame, camera)
+                    right += 1
+                row += 1
+        return right, gone
+
+    images = {name: mr.Field((64, 64, 3), "uint8") for name in ("top", "wrist")}
+    schema = mr.Schema(
+        {
+            "observation": {"state": mr.Field((3,), "float32"), "images": images},
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 60, autoreset="disabled") as buffer:
+        with mr.AutoExport(buffer, tmp_path / "set", format="lerobot", fps=FPS) as exporter:
+            grow(buffer, exporter, 0, 12)
+            opened = LeRobotDataset("me/set", root=tmp_path / "set")
+            mr.linked_copy(tmp_path / "set", tmp_path / "copy")
+            copied = LeRobotDataset("me/set", root=tmp_path / "copy")
+            total = sum(lengths[:12])
+            assert look(opened, 12) == (total, 0)
+            for episode in range(12, 32):
+                grow(buffer, exporter, episode, episode + 1)
+                right, gone = look(opened, 12)
+                assert right + gone == total
+                fresh = LeRobotDataset("me/set", root=tmp_path / "set")
+                assert fresh.num_episodes == episode + 1
+            assert look(copied, 12) == (total, 0)
+    library = LeRobotDataset("me/set", root=tmp_path / "set")
+    assert look(library, 32) == (sum(lengths), 0)
