@@ -541,20 +541,22 @@ def test_a_set_that_is_open_while_20_appends_go_by_shows_its_own_frames_or_none(
             "truncated": mr.Field((), "bool"),
         }
     )
-    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 60, autoreset="disabled") as buffer:
-        with mr.AutoExport(buffer, tmp_path / "set", format="lerobot", fps=FPS) as exporter:
-            grow(buffer, exporter, 0, 12)
-            opened = LeRobotDataset("me/set", root=tmp_path / "set")
-            mr.linked_copy(tmp_path / "set", tmp_path / "copy")
-            copied = LeRobotDataset("me/set", root=tmp_path / "copy")
-            total = sum(lengths[:12])
-            assert look(opened, 12) == (total, 0)
-            for episode in range(12, 32):
-                grow(buffer, exporter, episode, episode + 1)
-                right, gone = look(opened, 12)
-                assert right + gone == total
-                fresh = LeRobotDataset("me/set", root=tmp_path / "set")
-                assert fresh.num_episodes == episode + 1
-            assert look(copied, 12) == (total, 0)
+    with (
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 60, autoreset="disabled") as buffer,
+        mr.AutoExport(buffer, tmp_path / "set", format="lerobot", fps=FPS) as exporter,
+    ):
+        grow(buffer, exporter, 0, 12)
+        opened = LeRobotDataset("me/set", root=tmp_path / "set")
+        mr.linked_copy(tmp_path / "set", tmp_path / "copy")
+        copied = LeRobotDataset("me/set", root=tmp_path / "copy")
+        total = sum(lengths[:12])
+        assert look(opened, 12) == (total, 0)
+        for episode in range(12, 32):
+            grow(buffer, exporter, episode, episode + 1)
+            right, gone = look(opened, 12)
+            assert right + gone == total
+            fresh = LeRobotDataset("me/set", root=tmp_path / "set")
+            assert fresh.num_episodes == episode + 1
+        assert look(copied, 12) == (total, 0)
     library = LeRobotDataset("me/set", root=tmp_path / "set")
     assert look(library, 32) == (sum(lengths), 0)
