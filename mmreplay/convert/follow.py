@@ -116,14 +116,14 @@ class Following:
                 condition = parse(self._where, schema.fields, schema.role("reward") or "")
             upto = np.minimum(description.stop, buffer.committed)
             now = finished(rows, self._appender.appended, upto, condition)
-            lost = int(now.lost.sum())
+            # Noted first: Ctrl-C may end this at any instant.
+            self.lost = self._appended_lost + int(now.lost.sum())
             if now.episodes:
                 report = append(self._appender, reader, now)
+                # What the target says of its rows takes those in.
+                self._appended_lost = self.lost
                 self.episodes += now.episodes
-                # What the target says of its rows takes these in.
-                self._appended_lost, lost = self._appended_lost + lost, 0
                 told(report)
-            self.lost = self._appended_lost + lost
             return int(np.maximum(description.stop - upto, 0).sum())
 
     def __enter__(self) -> Self:
