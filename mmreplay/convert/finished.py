@@ -62,7 +62,9 @@ def finished(
     description = reader.describe()
     first = np.clip(appended.next, description.first, upto)
     span = Span(first, np.maximum(upto, first))
-    reader.narrow(span)
+    # One row more: of the last one a reader may say that the row after it truncates it,
+    # and that row is not to be looked at either.
+    reader.narrow(Span(first, np.minimum(span.stop + 1, description.stop)))
     facts = EpisodeFacts(reader, condition, span=span)
     env_ids = facts.env_ids
     newest = np.diff(env_ids, append=-1) != 0

@@ -223,6 +223,11 @@ def _name(path: str, column: Field, schema: Schema) -> str:
     if path in (schema.role(end) for end in ENDS):
         # Of several agents, beside those of the episode.
         return f"agents.{path.replace('/', '.')}"
+    following = schema.role("next_observation")
+    if following is not None and under([path], following):
+        # Beside the reward that follows a step; as the observation itself is named.
+        beside = (schema.role("observation") or "observation") + path[len(following) :]
+        return f"next.{_name(beside, column, schema)}"
     for role in ("observation", "action"):
         top = schema.role(role)
         if top is not None and under([path], top):
