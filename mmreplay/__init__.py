@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.export import export as export
     from mmreplay.convert.load import load as load
     from mmreplay.convert.table import episode_table as episode_table
+    from mmreplay.datasets.linked_copy import linked_copy as linked_copy
     from mmreplay.errors import AutoresetWarning as AutoresetWarning
     from mmreplay.errors import CorruptError as CorruptError
     from mmreplay.errors import DurabilityWarning as DurabilityWarning
@@ -195,6 +196,7 @@ _MODULES = {
     "field_moments": "mmreplay.stats",
     "histogram": "mmreplay.stats",
     "ignore_earliest": "mmreplay.samplers.recent",
+    "linked_copy": "mmreplay.datasets.linked_copy",
     "load": "mmreplay.convert.load",
     "plan_buffer": "mmreplay.plan",
     "record": "mmreplay.recording",

@@ -90,7 +90,7 @@ GROUPS = {
         (
             f"{PINNED} datasets==5.2.0 pandas==3.1.1 jsonlines==4.0.0 einops==0.8.2 "
             "draccus==0.10.0 deepdiff==9.1.0 termcolor==3.3.0 imageio==2.38.1 "
-            "requests==2.34.2 psutil==7.2.2",
+            "requests==2.34.2 psutil==7.2.2 pyserial==3.5",
             "--no-deps lerobot==0.4.4 torchvision==0.28.0 accelerate==1.15.0 "
             "diffusers==0.42.1 opencv-python-headless==5.0.0.93",
         ),

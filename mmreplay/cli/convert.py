@@ -7,7 +7,7 @@ import os
 import re
 import typing
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from mmreplay.cli.options import (
     parse_path,
     usage_error,
 )
-from mmreplay.errors import FormatError
+from mmreplay.errors import FailedError, FormatError
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.format.sharding import CODECS
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.by_episode import SkipReward as Rewards
     from mmreplay.convert.description import Description
     from mmreplay.convert.joined import Envs as JoinEnvs
+    from mmreplay.convert.mapped import Changes
     from mmreplay.convert.registry import Format
     from mmreplay.convert.select import Origin, Selected
     from mmreplay.convert.transfer import Conversion
@@ -320,6 +321,13 @@ def convert(
             "--allow-pickle", help="Run a pickle, which is a program: only if you trust its maker."
         ),
     ] = False,
+    following: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Append episodes to DST as another process records them; Ctrl-C ends it.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Print the plan; write nothing.")
     ] = False,
@@ -369,6 +377,45 @@ def convert(
     of_sides = [transfer.split_options(reads, writes, options) for reads in formats]
     writing = of_sides[0][1]
     names = None if fields is None else [name.strip() for name in fields.split(",")]
+    if following:
+        refused = {
+            "several SRC": len(sources) > 1,
+            "--episodes": episodes is not None,
+            "--skip": skip is not None,
+            "--fraction": fraction is not None,
+            "--top": top is not None,
+            "--unique": unique,
+            "--split": split is not None,
+            "--save-selection": save_selection is not None,
+            "--frame-skip": frame_skip is not None,
+            "--map": map_ is not None,
+            "--rows": rows is not None,
+            "--select": select is not None,
+            "--priorities": priorities is not None,
+            "--dry-run": dry_run,
+        }
+        for name, given in refused.items():
+            if given:
+                raise usage_error(
+                    f"--follow takes --env, --fields, --where, --drop, --rename and --cast, got "
+                    f"{name}"
+                )
+        if formats[0].name != registry.BUFFER:
+            raise usage_error(f"--follow reads a buffer that is written, got {formats[0].name}")
+        _append_as_recorded(
+            sources[0],
+            target,
+            typed,
+            writes,
+            writing,
+            fields=names,
+            env_ids=env,
+            where=where,
+            changes=changes,
+            overwrite=overwrite,
+            json=json,
+        )
+        return
     choice = Selection(
         names,
         env,
@@ -384,9 +431,11 @@ def convert(
         splits=read_shares(split),
     )
     suffix = "" if split is None else registry.split_suffix(writes, target)
+    # What changes steps needs the values of columns, and others may stay as they are.
+    stays = frame_skip is None and map_ is None
     conversion = transfer.Conversion(
         [
-            transfer.Source(source, reads, reading)
+            transfer.Source(source, reads, reading, stored=stays and reads.name == writes.name)
             for source, reads, (reading, _) in zip(sources, formats, of_sides, strict=True)
         ],
         choice,
@@ -423,6 +472,51 @@ def convert(
             if saved is not None and save_selection is not None:
                 write_selection(save_selection, saved)
     _print_report(report, typed, json)
+
+
+def _append_as_recorded(
+    source: Path,
+    target: Path,
+    typed: Path,
+    writes: Format,
+    options: dict[str, object],
+    *,
+    fields: list[str] | None,
+    env_ids: list[int] | None,
+    where: str | None,
+    changes: Changes,
+    overwrite: bool,
+    json: bool,
+) -> None:
+    """Append episodes as they finish; Ctrl-C ends it in order.
+
+    Raises:
+        FailedError: Rows were overwritten before they were appended.
+    """
+    from mmreplay.convert.following import Following
+
+    def appended(report: Report) -> None:
+        _print_report(report, typed, json)
+
+    appending = Following(
+        source,
+        target,
+        writes,
+        options,
+        fields=fields,
+        env_ids=env_ids,
+        where=where,
+        changes=changes,
+        overwrite=overwrite,
+    )
+    with appending, suppress(KeyboardInterrupt):
+        appending.run(appended)
+    if appending.lost:
+        raise FailedError(
+            f"{appending.lost} rows of {source} were overwritten before they were appended to "
+            f"{typed}, which has all others. Record with a larger capacity, or with AutoExport, "
+            "which holds rows until they are appended."
+        )
 
 
 @contextmanager

@@ -1,35 +1,28 @@
-"""Exports rows of a ring to files, in the background, before they are overwritten."""
+"""Exports a ring in the background, before its rows are overwritten."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mmreplay.arguments import integer
+from mmreplay.arguments import integer, one_of
 from mmreplay.buffer.opening import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Report, Writer
-from mmreplay.convert.buffer_reader import BufferReader
-from mmreplay.convert.description import Description
-from mmreplay.convert.ranges import RangesReader, RowRanges
-from mmreplay.convert.transfer import transfer
-from mmreplay.process import thread_pool
-from mmreplay.ring import Span
+from mmreplay.convert.base import Report
+from mmreplay.convert.episode_export import EpisodeExport
+from mmreplay.convert.row_export import RowExport
+from mmreplay.errors import SchemaError
 
-Array = NDArray[np.int64]
+LONG = ("refuse", "cut")
 
 
 class AutoExport:
-    """Writes the rows of a ring to a file whenever it is full; a context manager.
+    """Exports the rows of a ring before they are overwritten; a context manager.
+
+    To most formats it writes a file whenever the ring is full; to a LeRobot set it
+    appends episodes.
 
     A file holds the rows since the last file: the capacity of each environment, or
     fewer by at most one block of an `extend`, so that every row is in exactly one file.
@@ -44,8 +37,17 @@ class AutoExport:
     file is written at once. Rows that `clear`, `dequeue` or a smaller `resize` drop are
     not exported. Close it before the buffer.
 
+    With ``format="lerobot"`` the folder is a set. A thread looks each second for
+    episodes that are finished, and appends them in one step: a kill leaves the set
+    before or after it, and no episode is appended twice or forgotten. The ring holds
+    the rows that are not appended, over kills too, and is the journal of the set. An
+    add that would overwrite them waits; where they are one unfinished episode, it
+    raises FailedError. An episode that `end_episodes` with ``discard=True`` broke off
+    is left out, one that was truncated so is appended. Of a set that somebody has open
+    use `linked_copy`.
+
     Attributes:
-        reports: Path and report of each file so far.
+        reports: Path and report of each file, or append, so far.
 
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole", "r+")
@@ -61,6 +63,9 @@ class AutoExport:
         format: str = "npz",
         fields: Sequence[str] | None = None,
         every: int | None = None,
+        every_episodes: int | None = None,
+        on_long: Literal["refuse", "cut"] | None = None,
+        overwrite: bool = False,
         **options: object,
     ) -> None:
         """Watch a buffer.
@@ -69,158 +74,85 @@ class AutoExport:
             buffer: Open for writing, on disk or in RAM.
             folder: Folder of the files, ``<year-month-day_time>_memory_<id>.<format>``;
                 made if it does not exist.
-            format: A format's name.
+            format: A format's name; to ``"lerobot"`` episodes are appended.
             fields: Paths, or subtrees, to write; all by default.
             every: Rows of an environment after which a file is written; the capacity
                 by default, so that the next add waits for the file. With half of it
                 adds wait only if rows come faster than they are written.
+            every_episodes: Of a set: finished episodes that are appended together, at
+                least; 1 by default. Where an add needs room, fewer are.
+            on_long: Of a set: ``"cut"`` appends an unfinished episode that alone fills
+                the ring as truncated, and its rest as an episode of its own;
+                ``"refuse"``, the default, has the add raise.
+            overwrite: Of a set: replace one that is there, by the first append.
             **options: The format's own.
 
         Raises:
-            FormatError: The folder is inside the buffer's.
+            FormatError: The folder is inside the buffer's; or the set is not one of
+                appends of this ring, or was edited since.
+            LockedError: Another process appends to the set.
             SchemaError: Format, field or option is unknown, or the format cannot hold
                 a field.
             FailedError: The buffer is not open for writing, or is watched already; or
                 the folder cannot be written.
         """
         check_buffer(buffer)
-        self.reports: list[tuple[Path, Report]] = []
-        self._buffer = buffer
-        self._folder = absolute(folder)
+        path = absolute(folder)
         if buffer.path is not None:
-            refuse_inside(self._folder, buffer.path)
-        self._format = registry.target_format(self._folder / "x", format)
-        registry.refuse_unknown(self._format, "open_writer", options)
-        self._fields, self._options = fields, options
-        capacity = buffer.capacity
-        way_out = "It is at most the capacity; leave it out for one file per lap."
-        self._every = (
-            None if every is None else integer("every", every, 1, way_out, maximum=capacity)
-        )
-        self._ending = (*self._format.suffixes, "")[0]
-        # A target that is begun and aborted raises the errors of all later ones.
-        with self._open_writer(self._folder / f"probe{self._ending}")(
-            replace(self._describe(), first=buffer.span.stop)
-        ):
-            pass
-        self._changed = threading.Condition()
-        self._pool = thread_pool(1, "mmreplay-auto-export")
-        self._job: Future[None] | None = None
-        self._asked: Span | None = None
-        self._begun = buffer.span.first.copy()
-        self._exported = self._begun.copy()
-        buffer.hold_rows(self._before_overwrite)
-
-    def _describe(self) -> Description:
-        return BufferReader(self._buffer, fields=self._fields).describe()
-
-    def _open_writer(self, target: Path) -> Callable[[Description], Writer]:
-        def open_writer(description: Description) -> Writer:
-            return registry.open_writer(
-                self._format, target, description, overwrite=False, **self._options
+            refuse_inside(path, buffer.path)
+        found = registry.target_format(path / "x", format)
+        registry.refuse_unknown(found, "open_writer", options)
+        of_sets = {"every_episodes": every_episodes, "on_long": on_long}
+        given = [name for name, value in of_sets.items() if value is not None]
+        self._export: RowExport | EpisodeExport
+        if not found.appends:
+            if given or overwrite:
+                raise SchemaError(
+                    f"{(*given, 'overwrite')[0]} is for formats that episodes are appended to, "
+                    f"such as 'lerobot', got format={format!r}. Leave it out."
+                )
+            self._export = RowExport(buffer, path, found, fields=fields, every=every, **options)
+            return
+        if every is not None:
+            raise SchemaError(
+                f"every counts rows of a file, got {every!r} with format={format!r}, to which "
+                "episodes are appended. Pass every_episodes instead."
             )
+        one_of("on_long", on_long or "refuse", LONG)
+        self._export = EpisodeExport(
+            buffer,
+            path,
+            found,
+            fields=fields,
+            every_episodes=1
+            if every_episodes is None
+            else integer("every_episodes", every_episodes, 1),
+            truncates=on_long == "cut",
+            overwrite=overwrite,
+            **options,
+        )
 
-        return open_writer
-
-    def _before_overwrite(self, heads: Array, tails: Array, needed: Array, target: Array) -> Array:
-        """Delay the overwriting of rows that are not exported; see `hold_rows`."""
-        ring = self._buffer.metadata.ring
-        every = min(self._every or ring.capacity, ring.capacity)
-        with self._changed:
-            self._skip_dropped(tails)
-            # Beyond a reserve above the heads no row's slot is needed, but the bytes of
-            # old rows' values: those end whatever the number of rows. Of a compressed
-            # buffer whole shards are needed, and no row ends for the bytes.
-            for_values = needed > heads + ring.reserve
-            for_values &= self._buffer.metadata.sharding is None
-            due = (needed > self._begun + every) & ~for_values
-            due |= needed > self._begun + ring.capacity
-            if due.any():
-                self._wait()
-                self._skip_dropped(tails)
-                self._begin(heads)
-            full = self._exported + ring.capacity
-            while self._job is not None and (needed > full).any():
-                if not self._job.done():
-                    self._changed.wait()
-                self._settle()
-                full = self._exported + ring.capacity
-            edge = np.where(for_values, full, np.minimum(self._begun + every, full))
-            return np.maximum(needed, np.minimum(target, edge))
-
-    def _skip_dropped(self, tails: Array) -> None:
-        """Skip rows that the user dropped."""
-        self._settle()
-        if self._job is None:
-            self._begun = np.maximum(self._begun, tails)
-            self._exported = self._begun.copy()
-
-    def _begin(self, heads: Array) -> None:
-        """Start to export the rows since the last file, up to heads."""
-        span = Span(self._begun, heads.copy())
-        if (span.lengths > 0).any():
-            # Without a job the rows would be requested again, rather than lost.
-            self._asked = span
-            self._job = self._pool.submit(self._run, span)
-            self._begun = span.stop
-            self._job.add_done_callback(self._notify)
-
-    def _notify(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _settle(self) -> None:
-        """Note the result of a finished export, and raise its error.
-
-        After an error its rows are exported again.
-        """
-        if self._job is None or not self._job.done():
-            return
-        job, self._job = self._job, None
-        if job.exception() is None:
-            self._exported = self._begun.copy()
-        else:
-            self._begun = self._exported.copy()
-        job.result()
-
-    def _wait(self) -> None:
-        while self._job is not None:
-            if not self._job.done():
-                self._changed.wait()
-            self._settle()
-
-    def _run(self, span: Span) -> None:
-        if span is not self._asked:
-            # An old job: a pool that got no thread raises, but keeps the job.
-            return
-        stamp = datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
-        name = f"{stamp}_memory_{self._buffer.metadata.uuid.hex()[:8]}{self._ending}"
-        path = self._folder / name
-        rows = BufferReader(self._buffer, fields=self._fields)
-        rows.narrow(span)
-        chosen = RangesReader(rows, RowRanges.of_span(span), span.stop)
-        report = transfer(chosen, self._open_writer(path))
-        self.reports.append((path, report))
+    @property
+    def reports(self) -> list[tuple[Path, Report]]:
+        """See the class."""
+        return self._export.reports
 
     def flush(self) -> None:
-        """Export the rows since the last file now, and wait for the file."""
-        with self._changed:
-            self._skip_dropped(self._buffer.tails)
-            self._wait()
-            self._begin(self._buffer.heads)
-            self._wait()
+        """Export the rows since the last file, or finished episodes, now, and wait."""
+        self._export.flush()
 
     def close(self) -> None:
         """Wait for a running export, and stop watching; a second call does nothing.
 
+        Finished episodes are appended to a set.
+
         Raises:
             ReplayError: The export failed.
+
+        Warns:
+            DurabilityWarning: Unfinished episodes are in the ring, and not in the set.
         """
-        if not self._buffer.closed:
-            self._buffer.hold_rows(None)
-        with self._changed:
-            self._wait()
-        self._pool.shutdown()
+        self._export.close()
 
     def __enter__(self) -> Self:
         return self

@@ -217,10 +217,13 @@ class Writer(Protocol):
     Attributes:
         nbytes: Bytes of the target, known at `finish`.
         notes: What the target leaves out, and why.
+        env_by_env: The rows of an environment must come without those of others between
+            them, and `transfer` sees to it.
     """
 
     nbytes: int
     notes: Notes
+    env_by_env: bool = False
 
     def write(self, block: Block) -> None:
         """Write the next rows; the block's arrays may change after this call."""
@@ -241,6 +244,48 @@ class Writer(Protocol):
         trace: TracebackType | None,
     ) -> None:
         self.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Which rows of a ring a target has.
+
+    Attributes:
+        next: int64 ``[E]``, from here on it has none.
+        continued: bool ``[E]``, the row there goes on an episode of which it has steps.
+    """
+
+    next: NDArray[np.int64]
+    continued: NDArray[np.bool_]
+
+
+class Appender(Protocol):
+    """A target to which episodes are appended.
+
+    Attributes:
+        target: Its path.
+        appended: Which rows it has.
+    """
+
+    target: Path
+
+    @property
+    def appended(self) -> Appended:
+        """See the class."""
+
+    def append(self, reader: Reader, appended: Appended) -> int:
+        """Append all episodes of a reader; they appear together, or not at all.
+
+        Args:
+            reader: Of complete episodes.
+            appended: Which rows the target has then.
+
+        Returns:
+            Bytes of the target.
+        """
+
+    def close(self) -> None:
+        """Let others append; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,10 +101,11 @@ class Digests:
         return self._made
 
 
-def _update(hashes: dict[str, Any], name: str, values: NDArray[Any]) -> None:
+def _update(hashes: dict[str, Any], name: str, values: Any) -> None:
     if name not in hashes:
         hashes[name] = hashlib.blake2b(digest_size=16)
-    hashes[name].update(values.tobytes())
+    # Frames that wait in a video are decoded here.
+    hashes[name].update(np.asarray(values).tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class EpisodeFacts:
         lengths: int64 ``[N]``, steps; final rows are none.
         terminated: bool ``[N]``, by a flag.
         truncated: bool ``[N]``, likewise, or by the CUT of the row after it.
+        ended_by_next: bool ``[N]``, by that CUT.
         begun: bool ``[N]``, with their beginning.
         complete: bool ``[N]``, with their beginning and an end.
         returns: float64 ``[N]``, where the condition names them or they are asked for;
@@ -231,7 +233,7 @@ class EpisodeFacts:
         facts["stop"][ids] = positions[last] + 1
         facts["flags"][ids] |= np.bitwise_or.reduceat(flags, at) & (TERMINATED | TRUNCATED)
         cut = before[((flags[at] & CUT) != 0) & starts[at]]
-        facts["flags"][cut[cut >= 0]] |= TRUNCATED
+        facts["flags"][cut[cut >= 0]] |= TRUNCATED | CUT
         newest = np.flatnonzero(np.diff(env, append=-1))
         self._open[env[newest]] = ids[newest]
         steps = (flags & FINAL) == 0
@@ -277,6 +279,7 @@ class EpisodeFacts:
         )
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
+        self.ended_by_next = (facts["flags"][order] & CUT) != 0
         self.begun = facts["begun"][order] != 0
         self.complete = self.begun & (self.terminated | self.truncated)
         if self._digests is not None:

@@ -189,6 +189,7 @@ class Cast:
         Raises:
             SourceError: One does not fit.
         """
+        column = np.asarray(column)
         numbers = self._from.rules.numbers(self._from, column)
         assert numbers is not None
         dtype = self.field.dtype

@@ -1278,14 +1278,14 @@ class ParquetFileWriter:
             widest: Bytes of the widest column's row; a page holds complete values.
         """
         self.rows = 0
-        self._file = file
+        self._file, self._sink = file, Sink(file)
         dictionaries = [
             field.name
             for field in schema
             if field.name in SCALARS_ONCE and pa.types.is_integer(field.type)
         ]
         self._writer = pq.ParquetWriter(
-            pa.PythonFile(Sink(file), mode="w"),
+            pa.PythonFile(self._sink, mode="w"),
             schema,
             compression=compression.codec,
             compression_level=compression.level,
@@ -1296,6 +1296,11 @@ class ParquetFileWriter:
             # Lowest and highest bytes of an image are of no use.
             write_statistics=[f.name for f in schema if _is_single(f.type)],
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written so far."""
+        return self._sink.tell()
 
     def write(self, batches: Sequence[Any]) -> None:
         """Write record batches as one row group."""

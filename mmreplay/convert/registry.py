@@ -26,7 +26,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
+from mmreplay.convert.base import MAX_ROW_NBYTES, Appender, Reader, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import STAGED
 from mmreplay.disk.address import URL_SCHEME, url_of
@@ -52,6 +52,7 @@ class Format:
         asks: Its module has ``recognizes``, which decides for a path with its suffix,
             or for a folder. Such formats come before those with the suffix only.
         varies: Its writer takes fields that vary: columns of blocks are `Ragged`.
+        appends: Its module has ``open_appender``, with the options of its writer.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Format:
     writes: bool = True
     asks: bool = False
     varies: bool = False
+    appends: bool = False
 
 
 BUFFERS = Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True)
@@ -154,8 +156,9 @@ FOREIGN = (
         "lerobot",
         "mmreplay.datasets.lerobot",
         "a LeRobot dataset's folder",
-        writes=False,
         asks=True,
+        varies=True,
+        appends=True,
     ),
     Format("rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder", writes=False, asks=True),
     Format(
@@ -479,6 +482,19 @@ def open_reader(found: Format, path: Path, **options: object) -> Reader:
     return cast("Reader", function(path, **options))
 
 
+def open_stored(found: Format, path: Path, **options: object) -> Reader:
+    """Open a source for a target of its own format; see `open_reader`.
+
+    The function ``open_stored(path, **options)`` of the format's module, if there is
+    one, may leave columns as they are stored, for a writer of that module.
+    """
+    function = getattr(import_module(found.home), "open_stored", None)
+    if function is None or path.name.startswith(STAGED):
+        return open_reader(found, path, **options)
+    _check_options(found, _function(found, "open_reader"), options)
+    return cast("Reader", function(path, **options))
+
+
 def open_writer(
     found: Format, target: Path, description: Description, *, overwrite: bool, **options: object
 ) -> Writer:
@@ -497,6 +513,27 @@ def open_writer(
     if note is not None:
         writer.notes.note(note)
     return writer
+
+
+def open_appender(
+    found: Format, target: Path, description: Description, *, overwrite: bool, **options: object
+) -> Appender:
+    """Open a target to append to; see `open_reader`.
+
+    Raises:
+        SchemaError: As there; or nothing can be appended to the format.
+        FormatError: The target is not one of appends of this source.
+    """
+    if not found.appends:
+        able = [each.name for each in formats().values() if each.appends]
+        raise SchemaError(
+            f"format must be one that episodes are appended to, {', '.join(able)}, got "
+            f"{found.name!r}. Name one with format= (--to)."
+        )
+    function = _function(found, "open_appender")
+    _check_options(found, function, options)
+    _refuse_rows(found, description, None)
+    return cast("Appender", function(target, description, overwrite=overwrite, **options))
 
 
 def planned(

@@ -8,6 +8,7 @@ not mix.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ STAGED = "tmp-mmreplay-"
 """Prefix of the names of targets that are not finished, or were replaced."""
 UNFINISHED = "tmp-unfinished"
 """An empty file in each staged folder: folders without it are never removed."""
+CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""Of file systems that exchange no folders."""
 MAX_NAME_NBYTES = 255
 """Of Linux's file systems."""
 
@@ -218,11 +221,17 @@ class Staging:
         return nbytes
 
     def _replace_folder(self) -> None:
-        """Move the old folder away first: no folder can be renamed over another."""
-        rename(self.target, self._old)
-        with undone_by(self._restore):
-            rename(self.path, self.target)
+        """Exchange the folders: none can be renamed over another."""
+        try:
+            files.exchange(self.path, self.target)
+        except FailedError as error:
+            if error.errno not in CANNOT_EXCHANGE:
+                raise
+            rename(self.target, self._old)
+            with undone_by(self._restore):
+                rename(self.path, self.target)
         files.remove_tree(self._old)
+        files.remove_tree(self.path)
 
     def abort(self) -> None:
         """Remove everything written so far; after `publish` it does nothing."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from mmreplay.buffer import opening
 from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Progress, Reader, Report, Writer, name_source
+from mmreplay.convert.base import Block, Progress, Reader, Report, Writer, name_source
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import EpisodeStarts
@@ -31,6 +33,7 @@ from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
 from mmreplay.disk.address import url_of
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
+from mmreplay.ring import Span
 from mmreplay.strict_json import Json
 
 
@@ -60,12 +63,18 @@ def transfer(
     rows = episodes = 0
     beginnings = EpisodeStarts(description.num_envs)
     with open_writer(description) as writer:
-        for block in reader.blocks():
-            writer.write(block)
-            rows += len(block)
-            episodes += int(beginnings.look(block).sum())
-            if progress is not None:
-                called("progress", progress, rows, description.rows)
+        blocks = env_by_env(reader, description) if writer.env_by_env else reader.blocks()
+        try:
+            for block in blocks:
+                writer.write(block)
+                rows += len(block)
+                episodes += int(beginnings.look(block).sum())
+                if progress is not None:
+                    called("progress", progress, rows, description.rows)
+        finally:
+            # A thread that reads ahead ends now, not in the thread that collects it.
+            if isinstance(blocks, Generator):
+                blocks.close()
         if rows != description.rows:
             raise SourceError(
                 f"the source ended after {rows} rows, but it describes "
@@ -86,6 +95,31 @@ def transfer(
         notes=(*reader.report.notes, *writer.notes.notes),
         doubts=(*reader.report.doubts, *writer.notes.doubts),
     )
+
+
+def env_by_env(reader: Reader, description: Description) -> Iterator[Block]:
+    """All rows, those of an environment without others between them.
+
+    One pass where they come so, else one for each environment.
+    """
+    env_ids, seen, apart = -1, np.zeros(description.num_envs, bool), False
+    for block in reader.marks() if description.num_envs > 1 else ():
+        at = np.flatnonzero(np.diff(block.env_ids, prepend=env_ids))
+        begun = block.env_ids[at]
+        apart |= bool(seen[begun].any()) or len(np.unique(begun)) < len(begun)
+        seen[begun] = True
+        env_ids = block.env_ids[-1] if len(block) else env_ids
+    if not apart:
+        yield from reader.blocks()
+        return
+    for env_id in np.flatnonzero(description.first < description.stop).tolist():
+        first = description.stop.copy()
+        first[env_id] = description.first[env_id]
+        reader.narrow(Span(first, description.stop))
+        for block in reader.blocks():
+            rows = block.select(block.env_ids == env_id)
+            if len(rows):
+                yield rows
 
 
 def describe(reader: Reader, provenance: Json | None = None) -> Description:
@@ -188,10 +222,13 @@ def changes_of(**options: Any) -> Changes | None:
     return Changes(**there) if any(there.values()) or "frame_skip" in there else None
 
 
-def open_source(path: Path, file_format: Format, options: Options) -> Reader:
-    """Open a source with the options of its format."""
+def open_source(
+    path: Path, file_format: Format, options: Options, *, stored: bool = False
+) -> Reader:
+    """Open a source with the options of its format; see `Source.stored`."""
     registry.refuse_unknown(file_format, "open_reader", options)
-    return registry.open_reader(file_format, path, **options)
+    opened = registry.open_stored if stored else registry.open_reader
+    return opened(file_format, path, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +240,14 @@ class Source:
         format: Of it.
         options: As its reader takes them.
         buffer: The source itself where it is open.
+        stored: The target is of this format as well; see `registry.open_stored`.
     """
 
     path: Path | None
     format: Format
     options: Options
     buffer: ReplayBuffer | None = None
+    stored: bool = False
 
     @property
     def name(self) -> Path:
@@ -221,7 +260,7 @@ class Source:
         if self.buffer is not None:
             return BufferReader(self.buffer, **cast("dict[str, Any]", options))
         assert self.path is not None
-        return open_source(self.path, self.format, options)
+        return open_source(self.path, self.format, options, stored=self.stored)
 
     def selected(
         self, selection: Selection, progress: Progress | None = None

@@ -273,6 +273,21 @@ def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
         ) from error
 
 
+def packed_png(pixels: Array) -> bytes:
+    """Return an image uint8 ``[H, W, C]`` of 1 or 3 channels as a PNG file.
+
+    Raises:
+        FailedError: Pillow is not installed.
+    """
+    image_library = _image_library()
+    packed = io.BytesIO()
+    gray = pixels.shape[-1] == 1
+    image = image_library.fromarray(pixels[..., 0] if gray else pixels)
+    # Higher levels take several times as long for a few percent.
+    image.save(packed, "PNG", compress_level=1)
+    return packed.getvalue()
+
+
 def _bands(image: Any) -> tuple[int, ...]:
     bands = len(image.getbands())
     return () if bands == 1 else (bands,)

@@ -7,7 +7,7 @@ becomes a field of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import strict_json
-from mmreplay.convert.base import Block, Notes, refuse_expansion
+from mmreplay.convert.base import Block, Notes, Reader, refuse_expansion
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import (
     CommonColumns,
@@ -52,13 +52,20 @@ from mmreplay.datasets.common.rows import (
     scalar,
 )
 from mmreplay.datasets.images import LOSSY, VideoRows
+from mmreplay.datasets.lerobot_append import open_appender as open_appender
 from mmreplay.datasets.lerobot_episodes import (
     EPISODES,
     Episodes,
     check_rows,
     check_times,
     find_videos,
+    read_statistics,
 )
+from mmreplay.datasets.lerobot_frames import Camera
+from mmreplay.datasets.lerobot_record import read_record, restored
+from mmreplay.datasets.lerobot_stats import Statistics
+from mmreplay.datasets.lerobot_writer import open_writer as open_writer
+from mmreplay.datasets.lerobot_writer import planned as planned
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError, undone_by
 from mmreplay.ragged import Ragged
@@ -70,6 +77,8 @@ INFO = Path("meta") / "info.json"
 MAX_NBYTES = 16 << 20
 MAX_FILES = 1_000_000
 EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
+STATED = ("next.terminated", "next.truncated")
+"""Columns that tell both ends apart, which this library writes."""
 TASK, TASK_INDEX, TEXTS = "task", "task_index", "meta/tasks"
 TIMESTAMP = "timestamp"
 TASK_FILES = (Path("meta") / "tasks.jsonl", Path("meta") / "tasks.parquet")
@@ -81,8 +90,8 @@ COUNTED = (EPISODE, "frame_index", "index")
 DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
-METADATA_KEYS = ("codebase_version", "fps", "robot_type")
-"""Keys of info.json that become user metadata ``lerobot``."""
+METADATA_KEYS = ("codebase_version", "fps", "robot_type", "features")
+"""Keys of info.json that become user metadata ``lerobot``; of features their names."""
 
 
 class Frames:
@@ -171,7 +180,11 @@ class _CountedTimes:
 
 
 class LerobotReader(FragmentReader):
-    """Reads the episodes one after another as one environment."""
+    """Reads the episodes one after another as one environment.
+
+    Attributes:
+        skipped: Names of the videos that are left out.
+    """
 
     def __init__(
         self,
@@ -182,7 +195,12 @@ class LerobotReader(FragmentReader):
         done: str | None,
         allow_expansion: bool,
         fields: Sequence[str] | None = None,
+        *,
+        stored: bool = False,
+        recorded: bool = False,
     ) -> None:
+        self._stays = stored
+        self.skipped: list[str] = []
         self._frames = frames
         self._notes = notes
         self._info = info
@@ -200,6 +218,12 @@ class LerobotReader(FragmentReader):
         self._done = None
         if dones is not None:
             self._done = Flags(f"{window.name}: {DONE!r}", dones, frames.count)
+        self._stated: list[Flags] = []
+        if all(self._is_bool(name) for name in STATED):
+            self._stated = [
+                Flags(f"{window.name}: {name!r}", self._columns.pop(name), frames.count)
+                for name in STATED
+            ]
         self._done_meaning = done
         self._episodes = self._find_episodes()
         # A column of a table may have the name of a video.
@@ -218,9 +242,10 @@ class LerobotReader(FragmentReader):
         self._named = self._rows_of(names, cameras, tables, tasks, window)
         if tables:
             check_rows(frames.folder, tables, self._episodes, notes)
-        schema = make_schema(self._named, notes, frames.folder)
+        schema = make_schema(self._named, notes, frames.folder, observed=not recorded)
         self._add_notes(info)
-        selected = select_metadata(info, METADATA_KEYS, notes)
+        about = {"features": self._feature_names(names, cameras)}
+        selected = select_metadata({**info, **about}, METADATA_KEYS, notes)
         super().__init__(
             self._fragments_of,
             schema,
@@ -230,6 +255,16 @@ class LerobotReader(FragmentReader):
             # A path by which another column is a branch stays a name.
             own_names=own_names_of(names, ends, {own.replace(".", "/"): own for own in names}),
         )
+
+    def _feature_names(self, names: Mapping[str, str], cameras: Mapping[str, str]) -> Json:
+        """Return the name of each field's feature, and those of its components."""
+        found = {}
+        for own, path in names.items():
+            name = cameras.get(own, own)
+            feature = self._features.get(name)
+            if isinstance(feature, dict):
+                found[path] = {"name": name, "names": feature.get("names")}
+        return found
 
     def _rows_of(
         self,
@@ -257,6 +292,9 @@ class LerobotReader(FragmentReader):
                 where = find_videos(folder, self._info, tables, self._episodes, times, camera)
                 self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
                 found[path] = self._cameras[camera]
+                if self._stays:
+                    known = self._episode_statistics(tables, camera)
+                    found[path] = Camera(self._cameras[camera], where, known)
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:
@@ -320,11 +358,12 @@ class LerobotReader(FragmentReader):
                 "out."
             )
         if video == "decode":
-            for name in videos:
+            for name in videos if not self._stays else ():
                 self._notes.note(f"{name!r} was unpacked from video: {LOSSY}")
             return videos
         for name in videos:
             self._notes.note(f"{name!r} is kept as video, and was left out")
+        self.skipped = videos
         return []
 
     def _episode_tables(self) -> list[Path]:
@@ -333,6 +372,20 @@ class LerobotReader(FragmentReader):
         if str(self._info.get("codebase_version")).startswith("v2") or not folder.is_dir():
             return []
         return _data_files(folder)
+
+    def _episode_statistics(
+        self, tables: Sequence[Path], camera: str
+    ) -> Callable[[int], Statistics | None]:
+        """Return what looks up the statistics that the dataset has of a camera."""
+        known: dict[int, Statistics] = {}
+        numbers = self._episodes.numbers
+
+        def look_up(episode: int) -> Statistics | None:
+            if not known and tables:
+                known.update(read_statistics(tables, camera))
+            return known.get(int(numbers[episode]))
+
+        return look_up
 
     def _times(self) -> ColumnRows:
         """Return the seconds of each frame since its episode began."""
@@ -452,6 +505,11 @@ class LerobotReader(FragmentReader):
             f"each row, got {got}. Number the episodes, or download the dataset again."
         )
 
+    def _is_bool(self, name: str) -> bool:
+        """Return whether there is a column of one bool a row."""
+        rows = self._columns.get(name)
+        return rows is not None and is_scalar(rows.shape) and rows.dtype == "bool"
+
     def _integers(self, name: str) -> ColumnRows | None:
         """Return a column of one number a row, or None."""
         rows = self._columns.get(name)
@@ -473,6 +531,10 @@ class LerobotReader(FragmentReader):
 
     def _ends(self, begin: int, steps: int) -> Any:
         def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            if self._stated:
+                terminated, truncated = self._stated
+                rows = begin + first, begin + stop
+                return terminated.read(*rows), truncated.read(*rows)
             over = np.zeros(stop - first, bool)
             over[-1] = stop == steps
             done = np.zeros(stop - first, bool)
@@ -492,7 +554,9 @@ class LerobotReader(FragmentReader):
             "there are as many observations as actions: what was seen after the last "
             "step of an episode is not known"
         )
-        if self._done is None:
+        if self._stated:
+            note(f"ends are those of {STATED[0]!r} and {STATED[1]!r}")
+        elif self._done is None:
             note(f"no {DONE!r}: all episodes are truncated")
         elif self._done_meaning is None:
             self._notes.doubt(ambiguous_end_note(DONE))
@@ -651,7 +715,7 @@ def open_reader(
     done: str | None = None,
     allow_expansion: bool = False,
     fields: Sequence[str] | None = None,
-) -> LerobotReader:
+) -> Reader:
     """Open a dataset as a source.
 
     Args:
@@ -662,6 +726,32 @@ def open_reader(
         allow_expansion: Read tables that expand to more than 1,000 times the file.
         fields: See `name_fields`.
     """
+    return _open(path, video, done, allow_expansion, fields, stored=False)
+
+
+def open_stored(path: Path, *, video: str | None = None, **options: Any) -> Reader:
+    """Open a dataset whose videos need not be unpacked; see `registry.open_stored`.
+
+    Args:
+        path: Its folder.
+        video: As in `open_reader`; by default frames stay in their videos.
+        **options: The others of `open_reader`.
+    """
+    if video is not None:
+        return open_reader(path, video=video, **options)
+    defaults = {"done": None, "allow_expansion": False, "fields": None}
+    return _open(path, "decode", **{**defaults, **options}, stored=True)
+
+
+def _open(
+    path: Path,
+    video: str,
+    done: str | None,
+    allow_expansion: bool,
+    fields: Sequence[str] | None,
+    *,
+    stored: bool,
+) -> Reader:
     if video not in VIDEOS:
         raise SchemaError(
             f"video must be one of {', '.join(VIDEOS)}, got {video!r}. Leave it out to "
@@ -676,6 +766,11 @@ def open_reader(
             f"{str(version)[:40]!r}. Convert the dataset with LeRobot."
         )
     notes = Notes()
+    record = read_record(path)
     frames = Frames(path, notes)
     with undone_by(frames.close):
-        return LerobotReader(frames, notes, info, video, done, allow_expansion, fields)
+        chosen = fields if record is None else None
+        options = (video, done, allow_expansion, chosen)
+        known = record is not None
+        reader = LerobotReader(frames, notes, info, *options, stored=stored, recorded=known)
+        return reader if record is None else restored(reader, record, reader.skipped)

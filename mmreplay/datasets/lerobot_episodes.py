@@ -20,6 +20,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.convert.parquet import ParquetFile, first_null, has_nulls
 from mmreplay.datasets.common.rows import ColumnRows
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes
+from mmreplay.datasets.lerobot_stats import KEYS, Statistics
 from mmreplay.errors import FormatError
 from mmreplay.strict_json import Json
 
@@ -355,6 +356,30 @@ def _values(table: ParquetFile, names: Sequence[str]) -> Iterator[tuple[str, NDA
                 )
             yield name, values
         first += len(values)
+
+
+def read_statistics(files: Sequence[Path], camera: str) -> dict[int, Statistics]:
+    """Return the statistics of a camera that ``meta/episodes`` has, by episode.
+
+    Those of episodes whose values are not of the usual shape are left out.
+    """
+    names = {key: f"stats/{camera}/{key}" for key in KEYS}
+    found: dict[int, Statistics] = {}
+    for path in files:
+        with closing(ParquetFile(path)) as table:
+            if not {EPISODE, *names.values()} <= set(table.schema.names):
+                return {}
+            for batch in table.batches(BATCH_ROWS, [EPISODE, *names.values()]):
+                columns = {key: batch[name].to_pylist() for key, name in names.items()}
+                for row, episode in enumerate(batch[EPISODE].to_pylist()):
+                    try:
+                        every = {key: np.array(columns[key][row], np.float64) for key in names}
+                    except (TypeError, ValueError):
+                        continue
+                    shapes = {each.shape for key, each in every.items() if key != "count"}
+                    if shapes == {(3, 1, 1)} and every["count"].shape == (1,):
+                        found[int(episode)] = {**every, "count": every["count"].astype(np.int64)}
+    return found
 
 
 def _way_out(name: str = "") -> str:

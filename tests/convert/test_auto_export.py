@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import auto_export
+from mmreplay.convert import row_export
 from mmreplay.disk import files
 from mmreplay.errors import FailedError, FullError, SchemaError
 from tests.convert.test_kills import after, in_a_child
@@ -125,14 +125,14 @@ def test_what_is_exported_is_loaded_again(tmp_path):
 def test_rows_are_held_until_their_file_is_there(tmp_path, monkeypatch):
     """The writer waits where it would give up a row, and not before."""
     let_go, begun = threading.Event(), threading.Event()
-    whole = auto_export.transfer
+    whole = row_export.transfer
 
     def slow(*args, **options):
         begun.set()
         assert let_go.wait(30)
         return whole(*args, **options)
 
-    monkeypatch.setattr(auto_export, "transfer", slow)
+    monkeypatch.setattr(row_export, "transfer", slow)
     with create(tmp_path, 64) as buffer, mr.AutoExport(buffer, tmp_path / "files") as auto:
         for number in range(64):
             buffer.add(step(number, 1))
@@ -151,13 +151,13 @@ def test_rows_are_held_until_their_file_is_there(tmp_path, monkeypatch):
 
 def test_adds_go_on_where_a_file_is_due_early(tmp_path, monkeypatch):
     let_go = threading.Event()
-    whole = auto_export.transfer
+    whole = row_export.transfer
 
     def slow(*args, **options):
         assert let_go.wait(30)
         return whole(*args, **options)
 
-    monkeypatch.setattr(auto_export, "transfer", slow)
+    monkeypatch.setattr(row_export, "transfer", slow)
     with (
         create(tmp_path, 64) as buffer,
         mr.AutoExport(buffer, tmp_path / "files", every=32) as auto,
@@ -178,7 +178,7 @@ def test_what_fails_is_raised_by_an_add_and_tried_again(tmp_path, monkeypatch):
 
     with create(tmp_path, 64) as buffer, mr.AutoExport(buffer, tmp_path / "files") as auto:
         with monkeypatch.context() as patch:
-            patch.setattr(auto_export, "transfer", full)
+            patch.setattr(row_export, "transfer", full)
             failed = 0
             for _ in range(5 * buffer.slots):
                 try:
@@ -237,7 +237,7 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "foo"}, "format must be one of buffer, csv, d4rl, minari, npz,"),
+        ({"format": "foo"}, "format must be one of buffer, csv, d4rl, lerobot, minari, npz,"),
         ({"fields": ["x"]}, "fields or subtrees of a, b, terminated, observation, got"),
         ({"colour": 3, "format": "pt"}, "option 'colour' is unknown to 'pt' as a target, which"),
         ({"compression": "x"}, r"compression must be 'deflate' or None, got 'x'\. Leave it"),
@@ -312,12 +312,12 @@ FORGOTTEN = """
 import sys, threading, time
 from concurrent.futures import thread
 from mmreplay import AutoExport
-from mmreplay.convert import buffer_reader
+from mmreplay.convert import buffer_reader, row_export
 from mmreplay.convert.episode_ends import EpisodeStarts
 from tests.convert.test_auto_export import create, step
 from pathlib import Path
 
-run, look = AutoExport._run, EpisodeStarts.look
+run, look = row_export.RowExport._run, EpisodeStarts.look
 begun = threading.Event()
 
 
@@ -340,7 +340,7 @@ def between(seen, block):
 
 where, when, name, *options = sys.argv[1:]
 if when == "before":
-    AutoExport._run = late
+    row_export.RowExport._run = late
 else:
     buffer_reader.default_rows = lambda _: 7
     EpisodeStarts.look = between

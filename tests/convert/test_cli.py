@@ -235,7 +235,7 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
         (["https://x.org/a.npz", "b"], 3, "SRC must be a path on .* 'https:/.*"),
         (["source", "b.zip"], 3, r"writes no format of this name.*\.pt, \.pth, \.sa"),
         (["source", "b.pt", "--compression", "zstd"], 3, "npz or .*, which take it"),
-        (["source", "b.npz", "--codec", "zstd"], 3, "use buffer, which takes it"),
+        (["source", "b.npz", "--codec", "zstd"], 3, "use buffer or lerobot, which take it"),
         (["source", "/"], 3, "DST must be .* got '/', the root of all"),
         (
             ["source", "b", "--engine", "zarr", "-o", "codec=[1]"],

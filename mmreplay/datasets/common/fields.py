@@ -25,7 +25,9 @@ Ends = Callable[[int, int], tuple[Bools, Bools]]
 """Returns terminated and truncated of steps ``[first, stop)``."""
 
 
-def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> Schema:
+def make_schema(
+    columns: Mapping[str, ColumnRows], notes: Notes, path: Path, *, observed: bool = True
+) -> Schema:
     """Return the schema of columns and both ends.
 
     Columns that no field can hold are left out, with a doubt.
@@ -34,6 +36,7 @@ def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> 
         columns: Columns by path, in order.
         notes: The report.
         path: Path of the source, for errors.
+        observed: There must be an observation.
 
     Raises:
         SourceError: There is no observation, or names clash.
@@ -49,7 +52,7 @@ def make_schema(columns: Mapping[str, ColumnRows], notes: Notes, path: Path) -> 
         schema = Schema.from_flat({**fields, "terminated": FLAG, "truncated": FLAG})
     except SchemaError as error:
         raise SourceError(f"{path}: its columns make no schema: {error}") from error
-    if not schema.role("observation"):
+    if observed and not schema.role("observation"):
         raise SourceError(
             f"{path} has no observations among its columns {list(columns)[:20]}. Name "
             "its format with format= (--from)."

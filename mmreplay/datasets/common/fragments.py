@@ -423,8 +423,8 @@ def regroup(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
 
 
 def _together(several: list[Any]) -> Any:
-    """Return arrays, or `Ragged`, one after another."""
-    join = Ragged.concatenate if isinstance(several[0], Ragged) else np.concatenate
+    """Return arrays, or values of a kind that knows how, one after another."""
+    join = getattr(type(several[0]), "concatenate", np.concatenate)
     return join(several)
 
 

@@ -6,6 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import mmreplay as mr
+from mmreplay.convert import registry
+from mmreplay.convert.transfer import transfer
+from mmreplay.datasets.lerobot_layout import lay_out
+from mmreplay.datasets.lerobot_video import find_codec
+from mmreplay.datasets.lerobot_writer import LerobotWriter, Sizes
 from tests.convert.foreign.test_lerobot import frames, write
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -117,3 +123,85 @@ def change_info(folder, **keys):
 def wanted(lengths, camera=0):
     """The code of each row."""
     return [code(e, n, camera) for e, many in enumerate(lengths) for n in range(many)]
+
+
+TASKS = ("push the T", "épingle")
+
+
+def ring(path, lengths, *, video=True, size=64, capacity=None):
+    """A ring of two environments, by turns one episode each; frames say what they are.
+
+    Of three episodes one terminates, one is truncated, and one is cut off by
+    `end_episodes`; the last of that kind has no end.
+
+    Args:
+        path: Of the ring.
+        lengths: Steps of each episode.
+        video: With two cameras.
+        size: Sides of their images.
+        capacity: Of the ring.
+
+    Returns:
+        The steps of each environment, one after another, as dicts.
+    """
+    fields = {"state": mr.Field((3,), "float32")}
+    if video:
+        fields["images"] = {name: mr.Field((size, size, 3), "uint8") for name in ("top", "wrist")}
+    schema = mr.Schema(
+        {
+            "observation": fields,
+            "action": mr.Field((2,), "float32"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+            "task": mr.Field.text(64),
+        }
+    )
+    rng = np.random.default_rng(1)
+    steps = {0: [], 1: []}
+    with mr.ReplayBuffer.create(
+        path, schema, capacity or sum(lengths), num_envs=2, heap_bytes="1 MiB", autoreset="disabled"
+    ) as buffer:
+        for episode, length in enumerate(lengths):
+            env_id, last = episode % 2, episode >= len(lengths) - 2
+            for n in range(length):
+                over = n == length - 1
+                step = {
+                    "observation": {"state": rng.normal(size=3).astype("f4")},
+                    "action": rng.normal(size=2).astype("f4"),
+                    "reward": np.float32(rng.normal()),
+                    "terminated": over and episode % 3 == 0,
+                    "truncated": over and episode % 3 == 1,
+                    "task": TASKS[episode % 2],
+                }
+                if video:
+                    step["observation"]["images"] = {
+                        name: stamp(code(episode, n, camera), size)
+                        for camera, name in enumerate(("top", "wrist"))
+                    }
+                buffer.add(**_batched(step), env_ids=[env_id])
+                step["truncated"] |= over and episode % 3 == 2 and not last
+                steps[env_id].append({**step, "episode": episode, "frame": n})
+            if episode % 3 == 2 and not last:
+                buffer.end_episodes([env_id])
+    return steps[0] + steps[1]
+
+
+def _batched(step):
+    if isinstance(step, dict):
+        return {name: _batched(value) for name, value in step.items()}
+    return [step] if isinstance(step, str) else np.asarray(step)[None]
+
+
+def export(source, target, *, sizes=None, **options):
+    """Write a set in files of some sizes; the report."""
+    with registry.open_reader(registry.source_format(source), source) as reader:
+
+        def open_writer(description):
+            layout = lay_out(description, **{"fps": FPS, **options})
+            codec = find_codec() if layout.cameras else None
+            return LerobotWriter(
+                target, description, layout, codec, overwrite=False, sizes=sizes or Sizes()
+            )
+
+        return transfer(reader, open_writer)

@@ -20,6 +20,7 @@ from mmreplay.disk import files
 from tests.buffer.test_sealed_groups import record
 from tests.convert.contract import error_of, text_of
 from tests.convert.foreign import (
+    lerobot_sets,
     test_d4rl,
     test_dqn_replay,
     test_lerobot,
@@ -71,6 +72,13 @@ def storage(folder, rng):
     return folder / "a.pt"
 
 
+def exported(folder, rng):
+    """A LeRobot set with our record, of images and text."""
+    lerobot_sets.ring(folder / "ring", (2, 3, 4), size=8)
+    lerobot_sets.export(folder / "ring", folder / "set", video=False)
+    return folder / "set"
+
+
 SOURCES = {
     "d4rl": lambda f, rng: test_d4rl.write(f / "a.hdf5", test_d4rl.episodes(rng, (3, 2))),
     "robomimic": lambda f, rng: test_robomimic.write(
@@ -89,6 +97,7 @@ SOURCES = {
     "lerobot": lambda f, rng: test_lerobot.write(
         f / "set", test_lerobot.frames(rng, (2, 3)), files=1
     ),
+    "lerobot ours": exported,
     "rlds": unframed,
     "zarr v2": lambda f, rng: store(f / "a.zarr", rng, 2, compressors=Zlib()),
     "zarr v3": lambda f, rng: store(f / "a.zarr", rng, 3),

@@ -1,0 +1,184 @@
+"""From one LeRobot set to another: frames are copied as packets, to the bit."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.cli.run import run
+from mmreplay.datasets import images, lerobot_video
+from mmreplay.datasets.lerobot_writer import Sizes
+from tests.convert.foreign.lerobot_sets import FPS, TOP, WRIST, code, codes_of, export, ring
+from tests.convert.foreign.test_lerobot_export import filled, info_of, table_of
+
+pytest.importorskip("av")
+LENGTHS = (5, 1, 8, 3, 6, 2, 7, 4)
+CAMERAS = ("observation/images/top", "observation/images/wrist")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A set of many files, and the steps that it was written from."""
+    steps = ring(tmp_path / "ring", LENGTHS)
+    export(tmp_path / "ring", tmp_path / "set", sizes=Sizes(0.002, 0.002, 2))
+    return tmp_path / "set", steps
+
+
+def convert(*args):
+    assert run(["convert", *map(str, args), "--to", "lerobot"]) == 0
+
+
+def reported(capsys, *args):
+    """The report of a conversion."""
+    capsys.readouterr()
+    convert(*args, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def decoded(folder, tmp_path):
+    """All rows of a set, by field."""
+    target = tmp_path / f"decoded-{folder.name}"
+    mr.load(folder, target, video="decode", overwrite=True)
+    with mr.ReplayBuffer.open(target) as buffer:
+        rows = buffer.gather_all()
+        return {
+            name: rows[name].text() if field.kind == "text" else np.asarray(rows[name])
+            for name, field in buffer.schema.fields.items()
+        }
+
+
+def rows_of_episodes(steps, numbers):
+    """Rows of the steps of some episodes of the set, in order."""
+    order = [step["episode"] for step in steps if not step["frame"]]
+    chosen = [order[number] for number in numbers]
+    return [row for row, step in enumerate(steps) if step["episode"] in chosen]
+
+
+def test_episodes_that_are_selected_keep_their_frames_to_the_bit(
+    source, tmp_path, capsys, monkeypatch
+):
+    folder, steps = source
+    decodes = []
+    frame_at = images._Video.frame_at
+    monkeypatch.setattr(
+        images._Video, "frame_at", lambda self, *args: decodes.append(args) or frame_at(self, *args)
+    )
+    report = reported(capsys, folder, tmp_path / "some", "--episodes", "0,2,3,6")
+    assert not any("encoded" in doubt or "lossy" in doubt for doubt in report["doubts"])
+    # The first frame of each camera, for its shape.
+    assert len(decodes) == 2
+    monkeypatch.undo()
+    rows = rows_of_episodes(steps, [0, 2, 3, 6])
+    before, after = decoded(folder, tmp_path), decoded(tmp_path / "some", tmp_path)
+    for name in before:
+        np.testing.assert_array_equal(np.asarray(before[name])[rows], after[name], err_msg=name)
+    episodes, whole = (table_of(each, "meta/episodes") for each in (tmp_path / "some", folder))
+    for name in (key for key in whole if key.startswith(f"stats/{TOP}")):
+        assert episodes[name] == [whole[name][number] for number in (0, 2, 3, 6)]
+    assert info_of(tmp_path / "some")["features"] == info_of(folder)["features"]
+
+
+def test_sets_are_merged_without_encoding_again(source, tmp_path, capsys):
+    folder, steps = source
+    other = ring(tmp_path / "ring2", LENGTHS[::-1])
+    options = {"fps": FPS, "crf": 40, "gop": 3, "codec": "av1"}
+    mr.export(tmp_path / "ring2", tmp_path / "other", format="lerobot", **options)
+    report = reported(capsys, folder, tmp_path / "other", folder, tmp_path / "more")
+    assert not any("encoded" in doubt or "lossy" in doubt for doubt in report["doubts"])
+    several = [decoded(each, tmp_path) for each in (folder, tmp_path / "other", folder)]
+    after = decoded(tmp_path / "more", tmp_path)
+    for name in CAMERAS:
+        wanted = np.concatenate([each[name] for each in several])
+        np.testing.assert_array_equal(after[name], wanted)
+    assert info_of(tmp_path / "more")["total_frames"] == 2 * len(steps) + len(other)
+
+
+def test_other_options_encode_again_and_say_so(source, tmp_path, capsys):
+    folder, steps = source
+    report = reported(capsys, folder, tmp_path / "again", "-o", "crf=30")
+    assert sum("were encoded again" in doubt for doubt in report["doubts"]) == 2
+    report = reported(capsys, folder, tmp_path / "fast", "-o", "fps=20")
+    assert sum("were encoded again" in doubt for doubt in report["doubts"]) == 2
+    for name in ("again", "fast"):
+        after = decoded(tmp_path / name, tmp_path)
+        for camera, path in enumerate(CAMERAS):
+            wanted = [code(step["episode"], step["frame"], camera) for step in steps]
+            assert codes_of(after[path]).tolist() == wanted
+    assert info_of(tmp_path / "fast")["fps"] == 20
+
+
+@pytest.mark.parametrize(
+    ("first", "copied"), [(0, True), (1, False), (5, True), (6, False), (7, True)]
+)
+def test_rows_within_an_episode_are_copied_where_a_frame_needs_no_other(
+    source, tmp_path, capsys, first, copied
+):
+    """Of H.264 with a complete frame each second one."""
+    folder, steps = source
+    report = reported(capsys, folder, tmp_path / "some", "--rows", f"{first}:21")
+    assert any("encoded again" in doubt for doubt in report["doubts"]) != copied
+    after, before = decoded(tmp_path / "some", tmp_path), decoded(folder, tmp_path)
+    for camera, path in enumerate(CAMERAS):
+        wanted = [code(step["episode"], step["frame"], camera) for step in steps[first:21]]
+        assert codes_of(after[path]).tolist() == wanted
+        if copied:
+            np.testing.assert_array_equal(after[path], before[path][first:21])
+    np.testing.assert_array_equal(after["action"], before["action"][first:21])
+
+
+def test_what_is_decoded_before_it_is_cast_is_a_number(source, tmp_path):
+    folder, steps = source
+    options = ["--cast", f"{CAMERAS[0]}=int16", "--drop", CAMERAS[1]]
+    convert(folder, tmp_path / "cast", *options)
+    found = decoded(tmp_path / "cast", tmp_path)[CAMERAS[0]]
+    assert found.dtype == np.int16
+    wanted = [code(step["episode"], step["frame"], 0) for step in steps]
+    assert codes_of(found).tolist() == wanted
+
+
+def test_sets_without_a_record_and_with_channels_first_are_copied(tmp_path, capsys):
+    shades = np.arange(6 * 3 * 16 * 16, dtype=np.int64).reshape(6, 3, 16, 16) // 20 % 256
+    filled(tmp_path / "ring", {"map": mr.Field((3, 16, 16), "uint8")}, {"map": shades.astype("u1")})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
+    for name in ("recorded", "plain"):
+        report = reported(capsys, tmp_path / "set", tmp_path / name)
+        assert not any("encoded" in doubt for doubt in report["doubts"])
+        one, other = (decoded(tmp_path / each, tmp_path)["map"] for each in ("set", name))
+        np.testing.assert_array_equal(one, other)
+        assert one.shape == ((6, 3, 16, 16) if name == "recorded" else (6, 16, 16, 3))
+        (tmp_path / "set" / "meta" / "mmreplay.json").unlink(missing_ok=True)
+
+
+def test_a_set_with_images_of_its_own_becomes_video_when_asked(source, tmp_path):
+    folder, _ = source
+    export(tmp_path / "ring", tmp_path / "images", video=False)
+    convert(tmp_path / "images", tmp_path / "video")
+    assert info_of(tmp_path / "video")["features"][WRIST]["dtype"] == "video"
+    convert(folder, tmp_path / "back", "-o", "from.video=decode", "-o", "to.video=false")
+    assert info_of(tmp_path / "back")["features"][WRIST]["dtype"] == "image"
+    before, after = decoded(folder, tmp_path), decoded(tmp_path / "back", tmp_path)
+    np.testing.assert_array_equal(before[CAMERAS[1]], after[CAMERAS[1]])
+
+
+def test_damaged_videos_are_named_and_nothing_appears(source, tmp_path, capsys):
+    folder, _ = source
+    path = sorted((folder / "videos" / TOP).rglob("*.mp4"))[-1]
+    path.write_bytes(path.read_bytes()[:200])
+    lerobot_video._index.cache_clear()
+    assert run(["convert", str(folder), str(tmp_path / "made"), "--to", "lerobot"]) != 0
+    assert path.name in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.slow
+def test_copies_take_a_fraction_of_the_time(tmp_path):
+    ring(tmp_path / "ring", [60] * 8, size=128)
+    export(tmp_path / "ring", tmp_path / "set")
+    seconds = []
+    for options in ((), ("-o", "crf=24")):
+        begin = time.perf_counter()
+        convert(tmp_path / "set", tmp_path / f"made{len(seconds)}", *options)
+        seconds.append(time.perf_counter() - begin)
+    assert seconds[0] < seconds[1] / 2
