@@ -43,7 +43,7 @@ REFERENCE = {
     "samplers": ("Samplers", "samplers"),
     "transforms": ("Transforms", "transforms"),
     "loader": ("Loaders", "loader", "limiter"),
-    "convert": ("Conversions", "convert", "zarr_groups"),
+    "convert": ("Conversions", "convert", "datasets", "zarr_groups"),
     "tools": ("Tools", "page.launch", "plan", "recording", "repairing", "stats", "verify"),
     "errors": ("Errors and warnings", "errors"),
 }

@@ -71,7 +71,7 @@ class Staging:
         self._owns = owns or (lambda _: False)
         self._fd = -1
         self._check_name()
-        self._make_parents()
+        make_parents(self.target)
         self._restore()
         self._refuse_target()
         self._sweep()
@@ -87,16 +87,6 @@ class Staging:
                 f"{nbytes}, as {STAGED}whole-<name> is made of it. Choose a shorter "
                 "name."
             )
-
-    def _make_parents(self) -> None:
-        for parent in reversed(self.target.parents):
-            if os.path.lexists(parent) and not parent.is_dir():
-                raise FormatError(
-                    f"{parent} is not a folder, so {self.target} cannot be made in it. "
-                    "Choose another path."
-                )
-            if not os.path.lexists(parent):
-                files.make_folder(parent, exist_ok=True)
 
     def _restore(self) -> None:
         """Put back a target that a killed run had moved away."""
@@ -238,6 +228,21 @@ class Staging:
         if self._fd >= 0:
             files.remove_tree(self.path)
             self._unlock()
+
+
+def make_parents(target: Path) -> None:
+    """Make the folders that a target will be in.
+
+    Raises:
+        FormatError: One of them is a file.
+    """
+    for parent in reversed(target.parents):
+        if os.path.lexists(parent) and not parent.is_dir():
+            raise FormatError(
+                f"{parent} is not a folder, so {target} cannot be made in it. Choose another path."
+            )
+        if not os.path.lexists(parent):
+            files.make_folder(parent, exist_ok=True)
 
 
 class Closeable(Protocol):

@@ -30,7 +30,7 @@ from mmreplay import strict_json
 from mmreplay.convert.base import Appended, Appender, Reader
 from mmreplay.convert.description import Description
 from mmreplay.convert.parquet import Compression, ParquetFileWriter
-from mmreplay.convert.staging import STAGED, Staging
+from mmreplay.convert.staging import STAGED, Staging, make_parents
 from mmreplay.convert.transfer import env_by_env
 from mmreplay.datasets import lerobot_record
 from mmreplay.datasets.images import TOLERANCE_S
@@ -142,6 +142,7 @@ class LerobotAppender(Appender):
         self.target = target
         self._description, self._layout, self._codec = description, layout, codec
         self._sizes = sizes or Sizes()
+        make_parents(target)
         self._lock: File | None = _lock(target)
         with undone_by(self.close):
             _refuse_file_system(target)

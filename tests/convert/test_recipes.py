@@ -15,7 +15,10 @@ from mmreplay.testing.disks import QuickDisk, using
 PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
 SCHEMA = mr.Schema(
     {
-        "observation": {"state": mr.Field((3,), "float32"), "wrist": mr.Field((4, 4, 3), "uint8")},
+        "observation": {
+            "state": mr.Field((3,), "float32"),
+            "wrist": mr.Field((16, 16, 3), "uint8"),
+        },
         "action": mr.Field((), "int64"),
         "reward": mr.Field((), "float32"),
         "success": mr.Field((), "bool"),
@@ -35,7 +38,7 @@ def record(path, seed, episodes):
                 buffer.add(
                     observation={
                         "state": rng.random(3, np.float32),
-                        "wrist": rng.integers(0, 256, (4, 4, 3), np.uint8),
+                        "wrist": rng.integers(0, 256, (16, 16, 3), np.uint8),
                     },
                     action=step,
                     reward=rng.random(dtype=np.float32),
@@ -53,10 +56,10 @@ def recipes():
 
 @pytest.fixture
 def there(tmp_path, monkeypatch, capsys):
-    """Three actors, and runs/all merged of them by the first recipe."""
+    """Four actors, and runs/all merged of three by the first recipe."""
     monkeypatch.chdir(tmp_path)
     with using(QuickDisk()):
-        for seed in range(3):
+        for seed in range(4):
             record(f"actors/{seed}", seed, 10)
         type_out(recipes()["Merge what several actors recorded, closed or still writing"], capsys)
         yield capsys
@@ -81,7 +84,7 @@ def table(path):
 
 
 def test_the_page_begins_with_recipes():
-    assert len(recipes()) >= 8
+    assert len(recipes()) >= 10
     assert PAGE.read_text().index("## Recipes") < 400
 
 
@@ -137,3 +140,37 @@ def test_a_camera_is_dropped(there):
     _, rows, schema = table("runs/small")
     assert "observation/wrist" not in schema.paths
     assert (rows["observation/state"] == table("runs/all")[1]["observation/state"]).all()
+
+
+def to_lerobot(there):
+    pytest.importorskip("av", reason="PyAV is not installed")
+    type_out(recipes()["To LeRobot"], there)
+
+
+def test_lerobot_sets_are_made_merged_filtered_and_split(there):
+    to_lerobot(there)
+    (title,) = [each for each in recipes() if each.startswith("Merge, filter and split LeRobot")]
+    type_out(recipes()[title], there)
+    sizes = []
+    for name in ("train", "val"):
+        mr.load(f"both/{name}", f"runs/{name}", video="decode")
+        sizes.append(table(f"runs/{name}")[0].lengths)
+    lengths = [table("runs/all")[0].lengths, table("actors/3")[0].lengths]
+    long = np.concatenate(lengths)
+    long = long[long >= 5]
+    assert np.sort(np.concatenate(sizes)).tolist() == np.sort(long).tolist()
+    assert abs(len(sizes[1]) - len(long) / 10) <= 1
+
+
+def test_lerobot_becomes_parquet(there):
+    to_lerobot(there)
+    type_out(recipes()["From LeRobot to parquet"], there)
+    mr.load("arm.parquet", "runs/back")
+    _, rows, _ = table("runs/back")
+    before = table("runs/all")[1]
+    assert (rows["observation/state"] == before["observation/state"]).all()
+    assert rows["success"].tolist() == before["success"].tolist()
+    apart = rows["observation/wrist"].astype(int) - before["observation/wrist"]
+    # Random pixels are what a video holds worst; gray is where nothing was decoded.
+    assert np.abs(apart.mean()) < 10
+    assert rows["observation/wrist"].std() > 20

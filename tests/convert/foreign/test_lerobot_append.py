@@ -435,18 +435,19 @@ def test_an_error_of_an_append_is_raised_and_the_next_one_appends_all(tmp_path):
             if self.full and name == "exchange":
                 raise OSError(28, "No space left on device")
 
+    folder = tmp_path / "new" / "folders" / "set"
     with make(tmp_path / "ring") as buffer:
-        of = exporter(buffer, tmp_path / "set")
+        of = exporter(buffer, folder)
         add_episode(buffer, 0)
         of.flush()
         with using(Full()) as disk:
             add_episode(buffer, 1)
             with pytest.raises(mr.FullError):
                 of.flush()
-            assert episodes_of(tmp_path / "set") == [(0, 3)]
+            assert episodes_of(folder) == [(0, 3)]
             disk.full = False
             of.close()
-    assert episodes_of(tmp_path / "set") == [(0, 3), (1, 5)]
+    assert episodes_of(folder) == [(0, 3), (1, 5)]
 
 
 RECORDER = """
