@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import mmreplay as mr
+from mmreplay.cli.run import run
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.condition import parse
 from mmreplay.convert.episode_facts import EpisodeFacts
@@ -29,7 +32,7 @@ from tools.bench.turns import Times, medians_us, race, rounded, run_benchmark
 
 EPISODE = 100
 """Steps of an episode."""
-FPS, SIDE = 10, 96
+FPS, SIDE = 10, 192
 SCALARS = {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
 IMAGES = {"top": mr.Field((SIDE, SIDE, 3), "uint8"), "wrist": mr.Field((SIDE, SIDE, 3), "uint8")}
 
@@ -51,7 +54,7 @@ class Sizes:
     where: int = 10_000_000
     ring: int = 200_000
     rings: int = 20
-    frames: int = 6
+    frames: int = 20
     appends: tuple[int, int] = (10, 1000)
     adds: int = 20_000
     turns: int = 7
@@ -167,8 +170,26 @@ def exports(folder: Path, sizes: Sizes) -> dict[str, object]:
     }
     if find_spec("lerobot") is not None:
         sides["save_episode"] = recorder(folder / "lerobot", sizes.frames)
-    times = race(sides, sizes.turns, warm=0)
-    found: dict[str, object] = {"median_us": medians_us(times)}
+
+    def converted(*words: str) -> Callable[[], object]:
+        names = [str(folder / name) for name in ("set", "other")]
+        command = ["convert", *names, "--to", "lerobot", "--overwrite", *words]
+
+        def convert() -> None:
+            # What it prints is no figure.
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+                code = run(command)
+            assert code == 0, command
+
+        return convert
+
+    # Other options than those of the set: its frames are decoded, and encoded anew.
+    sides |= {"copied": converted(), "encoded_again": converted("-o", "to.crf=22")}
+    times = race(sides, min(3, sizes.turns), warm=0)
+    found: dict[str, object] = {
+        "encoded_again_over_copied": over(times, "encoded_again", "copied"),
+        "median_us": medians_us(times),
+    }
     if "save_episode" in times:
         found["save_episode_over_export"] = over(times, "save_episode", "export")
     shutil.rmtree(ring)
