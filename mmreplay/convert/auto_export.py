@@ -38,13 +38,13 @@ class AutoExport:
     not exported. Close it before the buffer.
 
     With ``format="lerobot"`` the folder is a set. A thread looks each second for
-    episodes that are finished, and appends them in one step: a kill leaves the set
-    before or after it, and no episode is appended twice or forgotten. The ring holds
-    the rows that are not appended, over kills too, and is the journal of the set. An
-    add that would overwrite them waits; where they are one unfinished episode, it
-    raises FailedError. An episode that `end_episodes` with ``discard=True`` broke off
-    is left out, one that was truncated so is appended. Of a set that somebody has open
-    use `linked_copy`.
+    episodes that are finished and committed, and appends them in one step: a kill
+    leaves the set before or after it, and no episode is appended twice or forgotten.
+    The ring holds the rows that are not appended, over kills too, and is the journal of
+    the set. An add that would overwrite them waits; where they are one unfinished
+    episode, it raises FailedError. An episode that `end_episodes` with ``discard=True``
+    broke off is left out, one that was truncated so is appended. Of a set that somebody
+    has open use `linked_copy`.
 
     Attributes:
         reports: Path and report of each file, or append, so far.

@@ -109,6 +109,9 @@ class EpisodeExport:
 
     def _look_now(self) -> None:
         """Have the thread append all finished episodes, and wait for it."""
+        # Here, and not in the thread: a commit that fails waits for the buffer's turn,
+        # which an add has that waits for the thread.
+        self._buffer.commit()
         self._asked += 1
         mine = self._asked
         self._changed.notify_all()
@@ -126,11 +129,8 @@ class EpisodeExport:
                     self._changed.wait(LOOK_S)
                 if self._stopping:
                     return
-                asked, truncate, self._truncate = (
-                    self._asked,
-                    self._truncate,
-                    np.zeros_like(self._truncate),
-                )
+                asked, truncate = self._asked, self._truncate
+                self._truncate = np.zeros_like(truncate)
                 now = asked > self._ended
             failure = None
             try:
@@ -145,23 +145,19 @@ class EpisodeExport:
     def _look(self, now: bool, truncate: NDArray[np.bool_]) -> None:
         """Append, if enough episodes are finished, or one was asked for."""
         buffer = self._buffer
-        heads = buffer.heads
-        if not now and (heads == self._looked).all():
+        # A power cut loses rows above these, and others would have their positions.
+        upto = buffer.heads if buffer.path is None else np.minimum(buffer.heads, buffer.committed)
+        if not now and (upto == self._looked).all():
             return
-        self._looked = heads
+        self._looked = upto
         reader = BufferReader(buffer, fields=self._fields)
-        found = finished(reader, self._appender.appended, heads, truncate=truncate)
-        if not found.episodes or (found.episodes < self._every_episodes and not now):
-            self._note(found.appended if not found.episodes else self._appender.appended)
-            return
-        # After a power cut other rows would have the positions of those above.
-        buffer.commit()
-        durable = heads if buffer.path is None else np.minimum(heads, buffer.committed)
-        found = finished(reader, self._appender.appended, durable, truncate=truncate)
-        if found.episodes:
-            report = append(self._appender, reader, found)
+        episodes = finished(reader, self._appender.appended, upto, truncate=truncate)
+        if episodes.episodes >= (1 if now else self._every_episodes):
+            report = append(self._appender, reader, episodes)
             self.reports.append((self._target, report))
-        self._note(self._appender.appended)
+        # If an add asks, rows of episodes that were broken off go as well.
+        only_broken = now and not episodes.episodes
+        self._note(episodes.appended if only_broken else self._appender.appended)
 
     def _note(self, appended: Appended) -> None:
         with self._changed:

@@ -182,10 +182,8 @@ class LerobotAppender(Appender):
             )
         try:
             self._journal = Journal(**journal)
-            whole = [*self._journal.next, self._journal.episodes, self._journal.rows]
-            legal = all(type(number) is int and number >= 0 for number in whole)
-            legal &= len(self._journal.next) == len(self._journal.continued)
-        except TypeError:
+            legal = _is_legal(self._journal, self._description.num_envs)
+        except (TypeError, ValueError):
             legal = False
         if not legal:
             raise FormatError(f"{target / RECORD} says nothing legal of appends. {WAY_OUT}")
@@ -336,6 +334,23 @@ class LerobotAppender(Appender):
             with suppress(OSError):
                 files.disk.unlink(lock.path)
             lock.close()
+
+
+def _is_legal(journal: Journal, num_envs: int) -> bool:
+    """Whether the record of a set has what a record of appends has."""
+    numbers = [*journal.next, journal.count, journal.episodes, journal.rows, journal.numbers]
+    for number, episodes, rows, fullness in journal.units:
+        numbers += [number, episodes, rows]
+        if type(fullness) is not float:
+            return False
+    return (
+        all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+        and len(journal.next) == len(journal.continued) == num_envs
+        and all(type(each) is bool for each in journal.continued)
+        and set(journal.sums) == set(DESCRIBING)
+        and sum(unit[1] for unit in journal.units) == journal.episodes
+        and sum(unit[2] for unit in journal.units) == journal.rows
+    )
 
 
 def join_units(

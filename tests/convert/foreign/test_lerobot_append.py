@@ -168,7 +168,10 @@ def test_several_environments_end_at_their_own_times(tmp_path):
 
 
 def test_a_thread_appends_what_is_finished_without_being_asked(tmp_path):
-    with make(tmp_path / "ring") as buffer, exporter(buffer, tmp_path / "set", every_episodes=2):
+    with (
+        make(tmp_path / "ring", commit_every=0.1) as buffer,
+        exporter(buffer, tmp_path / "set", every_episodes=2),
+    ):
         add_episode(buffer, 0)
         add_episode(buffer, 1)
         deadline = time.monotonic() + 60
@@ -353,9 +356,18 @@ def test_sets_that_do_not_fit_are_refused_and_stay_as_they_are(tmp_path):
     changed["appends"]["next"] = [10_000]
     (folder / RECORD).write_text(json.dumps(changed))
     refused(r"has rows up to 10000 of environment 0, and the ring ends at 3: it is an older copy")
-    changed["appends"]["next"] = ["x"]
-    (folder / RECORD).write_text(json.dumps(changed))
-    refused(r"mmreplay\.json says nothing legal of appends")
+    for name, value in {
+        "next": ["x"],
+        "continued": [0],
+        "units": [[0, 1, 3, "full"]],
+        "rows": 4,
+        "sums": {},
+        "other": 1,
+    }.items():
+        changed = json.loads(record)
+        changed["appends"][name] = value
+        (folder / RECORD).write_text(json.dumps(changed))
+        refused(r"mmreplay\.json says nothing legal of appends")
     del changed["appends"]
     (folder / RECORD).write_text(json.dumps(changed))
     refused("was written at once, and not by appends")
@@ -776,3 +788,28 @@ def test_linked_copies_of_what_is_no_set_are_refused(tmp_path):
     with using(Other()), pytest.raises(FailedError, match="Copy to the file system of the set"):
         mr.linked_copy(tmp_path / "set", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_disk_that_fails_its_commits_ends_the_add_that_waits(tmp_path):
+    class Failing(WatchedDisk):
+        fails = False
+
+        def watch(self, name):
+            if self.fails and name == "datasync":
+                raise OSError(5, "Input/output error")
+
+    with using(Failing()) as disk:
+        buffer = make(tmp_path / "ring", capacity=20, camera=False, commit_every=None)
+        of = exporter(buffer, tmp_path / "set")
+        add_episode(buffer, 0, camera=False)
+        of.flush()
+        disk.fails = True
+        steps = (step(1, number, camera=False, ends=False) for number in range(1000))
+        with pytest.raises(FailedError):
+            add_all(buffer, steps)
+        disk.fails = False
+        with pytest.raises(FailedError):
+            of.close()
+        with pytest.raises(FailedError):
+            buffer.close()
+    assert episodes_of(tmp_path / "set") == [(0, 3)]
