@@ -105,6 +105,8 @@ class ValueWriter:
         self._fields = {path: store.schema.fields[path] for path in store.schema.varying}
         self._observed = frozenset(store.schema.role_paths("observation"))
         self._before_overwrite: BeforeOverwrite | None = None
+        # Looked up once: it is asked at each step.
+        self._window = self._heap.window
         self._capacity = store.ring.capacity
         self._free_until = 0
         self._chunk = np.zeros(0, np.uint8)
@@ -280,7 +282,7 @@ class ValueWriter:
         """
         if data.__class__ is not dict:
             return None
-        window = self._heap.window()
+        window = self._window()
         head, size, stored = int(self.heap_heads[0]), self._heap.nbytes, dict(data)
         if window is None or head > MAX_HEAD:
             return None
