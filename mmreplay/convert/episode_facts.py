@@ -183,7 +183,7 @@ class EpisodeFacts:
         self._open = np.full(description.num_envs, -1)
         self._count = 0
         self._grown = {name: np.zeros(0, np.int64) for name in ("env", "first", "stop", "length")}
-        self._grown |= {name: np.zeros(0, np.int64) for name in ("flags", "begun")}
+        self._grown |= {name: np.zeros(0, np.int64) for name in ("flags", "begun", "by_next")}
         self._returns = Sums(real=True)
         self._reduced = [_accumulator(each) for each in reductions]
         self._digests = Digests(description) if digests else None
@@ -233,7 +233,8 @@ class EpisodeFacts:
         facts["stop"][ids] = positions[last] + 1
         facts["flags"][ids] |= np.bitwise_or.reduceat(flags, at) & (TERMINATED | TRUNCATED)
         cut = before[((flags[at] & CUT) != 0) & starts[at]]
-        facts["flags"][cut[cut >= 0]] |= TRUNCATED | CUT
+        facts["flags"][cut[cut >= 0]] |= TRUNCATED
+        facts["by_next"][cut[cut >= 0]] = 1
         newest = np.flatnonzero(np.diff(env, append=-1))
         self._open[env[newest]] = ids[newest]
         steps = (flags & FINAL) == 0
@@ -279,7 +280,7 @@ class EpisodeFacts:
         )
         self.terminated = (facts["flags"][order] & TERMINATED) != 0
         self.truncated = (facts["flags"][order] & TRUNCATED) != 0
-        self.ended_by_next = (facts["flags"][order] & CUT) != 0
+        self.ended_by_next = facts["by_next"][order] != 0
         self.begun = facts["begun"][order] != 0
         self.complete = self.begun & (self.terminated | self.truncated)
         if self._digests is not None:

@@ -523,6 +523,7 @@ def record(tmp_path, kill_at, episodes=2, delay=None):
     return process.returncode, [first.strip(), *out.split("\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_no_kill_appends_an_episode_twice_or_forgets_one(tmp_path):
     finished, promised, killed = [], 0, 0
@@ -574,7 +575,7 @@ def test_every_call_of_one_append_may_be_its_last(tmp_path):
         total = appends = 0
         at = 0
         while True:
-            at += count(1, 13)
+            at += count(1, 29)
             disk = Dying()
             disk.at = at
             appender = appender_of(buffer, tmp_path / "set")
@@ -595,7 +596,7 @@ def test_every_call_of_one_append_may_be_its_last(tmp_path):
             found = [episode for episode, _ in episodes_of(tmp_path / "set")]
             assert found == list(range(len(found)))
             assert len(found) >= 1 + appends
-    assert total > count(300, 20)
+    assert total > count(300, 10)
     assert [episode for episode, _ in episodes_of(tmp_path / "set")] == list(range(2 + appends))
 
 
@@ -703,6 +704,7 @@ def test_follow_of_the_command_line(tmp_path, cli):
     assert "--follow reads a buffer that is written, got lerobot" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capacity", "code"), [(20, 1), (500, 0)])
 def test_ctrl_c_ends_follow_and_lost_rows_are_an_error(tmp_path, capacity, code):
     ring, folder = tmp_path / "ring", tmp_path / "set"
@@ -742,6 +744,7 @@ def test_a_linked_copy_stays_what_it_was(tmp_path):
     assert len(episodes_of(tmp_path / "set")) == 6
 
 
+@pytest.mark.slow
 def test_linked_copies_are_consistent_while_appends_go_on(tmp_path):
     with (
         make(tmp_path / "ring", capacity=2000, camera=False) as buffer,
