@@ -408,17 +408,20 @@ class ReplayBuffer:
             self._close_files()
             if store.sealing is not None and not closed:
                 store.sealing.raise_if_unsealed()
-            asked = ("end_episodes", "truncate"), ("end_episodes(discard=True)", "break")
-            for (call, on_resume), of in zip(asked, ended, strict=False):
+            for discarded, of in zip((False, True), ended, strict=False):
                 if not len(of):
                     continue
                 envs = f"environments {of.tolist()}" if len(of) < 9 else f"{len(of)} environments"
-                warnings.warn(
-                    f"{self.path}: the {call} of {envs} is not stored, as no row "
-                    f"followed it. Open the buffer with on_resume={on_resume!r} instead.",
-                    DurabilityWarning,
-                    stacklevel=frames_to_caller(),
+                text = (
+                    f"{self.path}: the end_episodes of {envs} is not stored, as no row "
+                    "followed it. Open the buffer with on_resume='truncate' instead."
                 )
+                if discarded:
+                    text = (
+                        f"{self.path}: the end_episodes(discard=True) of {envs} is not stored, as "
+                        "no row followed it. Open the buffer with on_resume='break' instead."
+                    )
+                warnings.warn(text, DurabilityWarning, stacklevel=frames_to_caller())
 
     def _close_files(self) -> None:
         """Close everything: files, columns of samplers, and the part in a limiter."""

@@ -58,7 +58,7 @@ from mmreplay.datasets.lerobot_writer import (
     write_meta,
 )
 from mmreplay.disk import files
-from mmreplay.disk.files import File
+from mmreplay.disk.files import File, rename
 from mmreplay.errors import FailedError, FormatError, LockedError, system_error, undone_by
 
 Ids = NDArray[np.int64]
@@ -318,7 +318,7 @@ class LerobotAppender(Appender):
             for unit in new:
                 for name in self._names(unit):
                     _make_parents(folder, name)
-                    files.rename(fresh / name, folder / name)
+                    rename(fresh / name, folder / name)
         return old + new
 
     def _names(self, unit: Unit) -> list[str]:

@@ -6,7 +6,6 @@ import errno
 import os
 from pathlib import Path
 
-from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.convert.staging import Staging
 from mmreplay.disk import files
 from mmreplay.errors import FailedError, FormatError, StaleError, system_error, undone_by
@@ -15,7 +14,7 @@ MAX_TRIES = 100
 INFO = "meta/info.json"
 
 
-def linked_copy(dataset: StrPath, folder: StrPath) -> Path:
+def linked_copy(dataset: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     """Copy a LeRobot set by hard links: in milliseconds, and without taking space.
 
     Episodes may be appended to the set meanwhile and later: the copy stays what the set
@@ -41,14 +40,14 @@ def linked_copy(dataset: StrPath, folder: StrPath) -> Path:
         >>> mr.linked_copy("cartpole_set", "cartpole_now").name
         'cartpole_now'
     """
-    source, target = absolute(dataset), absolute(folder)
+    source, target = files.absolute(dataset), files.absolute(folder)
     if not (source / INFO).is_file():
         raise FormatError(f"{source} is no LeRobot set: it has no {INFO}. Check the path.")
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
         raise FormatError(f"{target} is inside the set {source}. Choose a path outside of it.")
     for _ in range(MAX_TRIES):
         # The folder stays this one when the set's name is given to another.
-        root = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+        root = files.disk.open(source, os.O_RDONLY | os.O_DIRECTORY)
         try:
             staging = Staging(target, folder=True)
             with undone_by(staging.abort):
@@ -59,7 +58,7 @@ def linked_copy(dataset: StrPath, folder: StrPath) -> Path:
                     return target
             staging.abort()
         finally:
-            os.close(root)
+            files.disk.close(root)
     raise StaleError(
         f"{source} was replaced {MAX_TRIES} times while it was copied. Copy it again between two "
         "appends."

@@ -68,7 +68,7 @@ def test_nothing_is_left_and_the_same_command_begins_anew(
 def test_a_source_that_is_still_looked_at_is_said_to_be_as_it_was(
     tmp_path, source, monkeypatch, capsys
 ):
-    def pressed(*_):
+    def pressed(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(transfer, "open_source", pressed)

@@ -178,8 +178,8 @@ def test_every_rule_has_a_format_that_breaks_it():
 
 
 def test_a_format_that_only_reads_is_refused():
-    with pytest.raises(mr.SchemaError, match=r"format must write, got 'lerobot'"):
-        check_format("lerobot")
+    with pytest.raises(mr.SchemaError, match=r"format must write, got 'rlds'"):
+        check_format("rlds")
 
 
 def test_a_format_that_only_writes_is_checked_as_far_as_it_goes(imported, tmp_path):
