@@ -412,16 +412,20 @@ class ReplayBuffer:
                 if not len(of):
                     continue
                 envs = f"environments {of.tolist()}" if len(of) < 9 else f"{len(of)} environments"
-                text = (
-                    f"{self.path}: the end_episodes of {envs} is not stored, as no row "
-                    "followed it. Open the buffer with on_resume='truncate' instead."
-                )
                 if discarded:
-                    text = (
+                    warnings.warn(
                         f"{self.path}: the end_episodes(discard=True) of {envs} is not stored, as "
-                        "no row followed it. Open the buffer with on_resume='break' instead."
+                        "no row followed it. Open the buffer with on_resume='break' instead.",
+                        DurabilityWarning,
+                        stacklevel=frames_to_caller(),
                     )
-                warnings.warn(text, DurabilityWarning, stacklevel=frames_to_caller())
+                    continue
+                warnings.warn(
+                    f"{self.path}: the end_episodes of {envs} is not stored, as no row "
+                    "followed it. Open the buffer with on_resume='truncate' instead.",
+                    DurabilityWarning,
+                    stacklevel=frames_to_caller(),
+                )
 
     def _close_files(self) -> None:
         """Close everything: files, columns of samplers, and the part in a limiter."""
@@ -1309,7 +1313,8 @@ class ReplayBuffer:
 
         They are truncated. With ``discard`` they are broken off instead, as a take that
         is recorded again: their steps stay in the ring and are drawn, but the episode
-        has no end, and appends to a LeRobot set leave it out.
+        has no end, and appends to a LeRobot set leave it out. An episode whose last
+        step has ended it is finished, and stays so.
 
         The next row of an environment stores this, as the last call asked for it. Until
         then nothing on disk does: after a close, which warns of it, or a kill,
@@ -1333,6 +1338,17 @@ class ReplayBuffer:
         with self._turn:
             appender = self._appender()
             appender.end_episodes(appender.validator.env_ids(env_ids), discard)
+
+    def declared_ends(self, *, discard: bool = False) -> NDArray[np.int64]:
+        """Environments whose episode `end_episodes` ended, and no row stores it yet.
+
+        Args:
+            discard: Those that are broken off, in place of those that are truncated.
+
+        Returns:
+            int64 ``[N]``.
+        """
+        return self._appender().unstored_ends(discard)
 
     def resize(self, capacity: int, *, heap_bytes: int | str | None = None) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.

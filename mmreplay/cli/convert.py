@@ -380,6 +380,10 @@ def convert(
     if following:
         refused = {
             "several SRC": len(sources) > 1,
+            "--env": env is not None,
+            "--envs": envs != "append",
+            "--seed": seed != 0,
+            "--strict": strict,
             "--episodes": episodes is not None,
             "--skip": skip is not None,
             "--fraction": fraction is not None,
@@ -397,8 +401,7 @@ def convert(
         for name, given in refused.items():
             if given:
                 raise usage_error(
-                    f"--follow takes --env, --fields, --where, --drop, --rename and --cast, got "
-                    f"{name}"
+                    f"--follow takes --fields, --where, --drop, --rename and --cast, got {name}"
                 )
         if formats[0].name != registry.BUFFER:
             raise usage_error(f"--follow reads a buffer that is written, got {formats[0].name}")
@@ -409,7 +412,6 @@ def convert(
             writes,
             writing,
             fields=names,
-            env_ids=env,
             where=where,
             changes=changes,
             overwrite=overwrite,
@@ -482,7 +484,6 @@ def _append_as_recorded(
     options: dict[str, object],
     *,
     fields: list[str] | None,
-    env_ids: list[int] | None,
     where: str | None,
     changes: Changes,
     overwrite: bool,
@@ -504,13 +505,14 @@ def _append_as_recorded(
         writes,
         options,
         fields=fields,
-        env_ids=env_ids,
         where=where,
         changes=changes,
         overwrite=overwrite,
     )
     with appending, suppress(KeyboardInterrupt):
         appending.run(appended)
+    if not (appending.episodes or appending.lost or json):
+        show.print_line(f"{typed}: nothing new: {source} has no finished episode that is not there")
     if appending.lost:
         raise FailedError(
             f"{appending.lost} rows of {source} were overwritten before they were appended to "

@@ -273,7 +273,7 @@ class Appender(Protocol):
     def appended(self) -> Appended:
         """See the class."""
 
-    def append(self, reader: Reader, appended: Appended) -> int:
+    def append(self, reader: Reader, appended: Appended) -> tuple[int, Notes]:
         """Append all episodes of a reader; they appear together, or not at all.
 
         Args:
@@ -281,7 +281,14 @@ class Appender(Protocol):
             appended: Which rows the target has then.
 
         Returns:
-            Bytes of the target.
+            Bytes of the target, and what it leaves out.
+        """
+
+    def skip(self, appended: Appended) -> None:
+        """Note that rows are left out: no episode of them is to be appended.
+
+        Args:
+            appended: Which rows the target has, or leaves out.
         """
 
     def close(self) -> None:

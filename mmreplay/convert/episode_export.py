@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Appended, Appender, Notes, Reader, Report
+from mmreplay.convert.base import Appended, Appender, Reader, Report
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.finished import Finished, finished, reader_of
 from mmreplay.convert.registry import Format
 from mmreplay.errors import DurabilityWarning, FailedError, FormatError, frames_to_caller, undone_by
-from mmreplay.process import Worker
+from mmreplay.process import ProcessGuard, Worker
 
 Array = NDArray[np.int64]
 LOOK_S = 1.0
@@ -69,9 +70,14 @@ class EpisodeExport:
         )
         with undone_by(self._appender.close):
             refuse_older(self._appender, buffer.heads)
+            self._owner = ProcessGuard(
+                "this AutoExport was made", "Make one in the process that adds"
+            )
             self._changed = threading.Condition()
             self._next = self._appender.appended.next
-            self._truncate = np.zeros(buffer.num_envs, bool)
+            none = np.zeros(buffer.num_envs, bool)
+            # Where unfinished episodes are truncated, or broken off, by the next look.
+            self._ends, self._upto = (none, none), buffer.heads
             # Looks that were asked for, and those that ended.
             self._asked = self._ended = 0
             self._failure: BaseException | None = None
@@ -95,8 +101,7 @@ class EpisodeExport:
                     return limits
                 if tried:
                     break
-                self._truncate = short & self._truncates
-                self._look_now()
+                self._look_now(short & self._truncates)
                 tried = True
         (env_id, *_) = np.flatnonzero(short).tolist()
         raise FailedError(
@@ -107,11 +112,25 @@ class EpisodeExport:
             "capacity."
         )
 
-    def _look_now(self) -> None:
-        """Have the thread append all finished episodes, and wait for it."""
+    def _look_now(self, truncate: NDArray[np.bool_]) -> None:
+        """Have the thread append all finished episodes, and wait for it.
+
+        Those whose end `end_episodes` declared are finished: no row may follow them.
+
+        Args:
+            truncate: bool ``[E]``, where the unfinished episode is to end as well.
+        """
         # Here, and not in the thread: a commit that fails waits for the buffer's turn,
         # which an add has that waits for the thread.
-        self._buffer.commit()
+        buffer = self._buffer
+        buffer.commit()
+        heads, truncate, discard = buffer.heads, truncate.copy(), np.zeros_like(truncate)
+        declared, discarded = buffer.declared_ends(), buffer.declared_ends(discard=True)
+        # If another thread has added, they may be ends of other episodes.
+        if (buffer.heads == heads).all():
+            truncate[declared] = discard[discarded] = True
+        self._ends = truncate & ~discard, discard
+        self._upto = heads
         self._asked += 1
         mine = self._asked
         self._changed.notify_all()
@@ -129,12 +148,12 @@ class EpisodeExport:
                     self._changed.wait(LOOK_S)
                 if self._stopping:
                     return
-                asked, truncate = self._asked, self._truncate
-                self._truncate = np.zeros_like(truncate)
+                asked, ends, heads = self._asked, self._ends, self._upto
+                self._ends = np.zeros_like(ends[0]), np.zeros_like(ends[1])
                 now = asked > self._ended
             failure = None
             try:
-                self._look(now, truncate)
+                self._look(now, heads if now else self._buffer.heads, *ends)
             except BaseException as error:  # it is raised by the next call that asks
                 failure = error
             with self._changed:
@@ -142,22 +161,28 @@ class EpisodeExport:
                 self._ended = asked
                 self._changed.notify_all()
 
-    def _look(self, now: bool, truncate: NDArray[np.bool_]) -> None:
+    def _look(
+        self, now: bool, upto: Array, truncate: NDArray[np.bool_], discard: NDArray[np.bool_]
+    ) -> None:
         """Append, if enough episodes are finished, or one was asked for."""
         buffer = self._buffer
-        # A power cut loses rows above these, and others would have their positions.
-        upto = buffer.heads if buffer.path is None else np.minimum(buffer.heads, buffer.committed)
+        if buffer.path is not None:
+            # A power cut loses rows above these, and others would have their positions.
+            upto = np.minimum(upto, buffer.committed)
         if not now and (upto == self._looked).all():
             return
         self._looked = upto
         reader = BufferReader(buffer, fields=self._fields)
-        episodes = finished(reader, self._appender.appended, upto, truncate=truncate)
+        episodes = finished(
+            reader, self._appender.appended, upto, truncate=truncate, discard=discard
+        )
         if episodes.episodes >= (1 if now else self._every_episodes):
             report = append(self._appender, reader, episodes)
             self.reports.append((self._target, report))
-        # If an add asks, rows of episodes that were broken off go as well.
-        only_broken = now and not episodes.episodes
-        self._note(episodes.appended if only_broken else self._appender.appended)
+        elif now and not episodes.episodes:
+            # Rows of episodes that were broken off are not waited for.
+            self._appender.skip(episodes.appended)
+        self._note(self._appender.appended)
 
     def _note(self, appended: Appended) -> None:
         with self._changed:
@@ -165,12 +190,14 @@ class EpisodeExport:
 
     def flush(self) -> None:
         """Append all finished episodes now."""
+        self._owner.check()
         with self._changed:
-            self._look_now()
+            self._look_now(np.zeros(self._buffer.num_envs, bool))
 
     def close(self) -> None:
         """Append all finished episodes, and let go of the rest."""
-        if self._stopping:
+        # In a forked child all of it is the parent's, and the thread is not there.
+        if self._stopping or self._owner.num_forks != process.num_forks:
             return
         try:
             if not self._buffer.closed:
@@ -221,8 +248,8 @@ def append(appender: Appender, reader: Reader, episodes: Finished) -> Report:
         reader: Of the ring, or of its changed fields.
         episodes: What `finished` said of it.
     """
-    begun, notes = time.monotonic(), Notes()
-    nbytes = appender.append(reader_of(reader, episodes), episodes.appended)
+    begun = time.monotonic()
+    nbytes, notes = appender.append(reader_of(reader, episodes), episodes.appended)
     if episodes.truncated:
         notes.note(f"{episodes.truncated:,} episodes were cut: their last step is truncated")
     if episodes.broken:
@@ -233,7 +260,7 @@ def append(appender: Appender, reader: Reader, episodes: Finished) -> Report:
         notes.note(f"of {episodes.unknown:,} episodes the condition is not known: left out")
     if episodes.lost.any():
         notes.doubt(
-            f"{int(episodes.lost.sum()):,} rows were overwritten before they were appended, of "
+            f"{int(episodes.lost.sum()):,} rows left the ring before they were appended, of "
             f"environments {np.flatnonzero(episodes.lost).tolist()[:8]}"
         )
     return Report(

@@ -49,6 +49,7 @@ def finished(
     upto: Ids,
     condition: Condition | None = None,
     truncate: NDArray[np.bool_] | None = None,
+    discard: NDArray[np.bool_] | None = None,
 ) -> Finished:
     """Look for finished episodes.
 
@@ -58,6 +59,7 @@ def finished(
         upto: int64 ``[E]``, rows from here on are not looked at.
         condition: What episodes meet that are appended.
         truncate: bool ``[E]``, where the unfinished episode ends as it is, truncated.
+        discard: bool ``[E]``, where the unfinished episode is broken off.
     """
     description = reader.describe()
     first = np.clip(appended.next, description.first, upto)
@@ -82,6 +84,8 @@ def finished(
             unknown = int((done & truth.unknown).sum())
     following = span.stop.copy()
     open_ = newest & ~over & ~now
+    if discard is not None:
+        open_ &= ~discard[env_ids]
     following[env_ids[open_]] = facts.first[open_]
     goes_on = np.zeros(len(following), bool)
     goes_on[env_ids[now]] = True
@@ -93,7 +97,7 @@ def finished(
         appended=Appended(np.maximum(following, appended.next), goes_on),
         episodes=int(chosen.sum()),
         truncated=int((chosen & facts.ended_by_next).sum() + now.sum()),
-        broken=int((~done & ~(newest & ~over)).sum()),
+        broken=int((~done & ~open_).sum()),
         unknown=unknown,
         refused=int(done.sum() - chosen.sum()) - unknown,
         lost=np.maximum(first - appended.next, 0),

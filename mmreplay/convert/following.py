@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Appender, Reader, Report
+from mmreplay.convert.base import Appender, Report
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.condition import parse
+from mmreplay.convert.description import Description
 from mmreplay.convert.episode_export import LOOK_S, append, refuse_older
 from mmreplay.convert.finished import finished
 from mmreplay.convert.mapped import Changes, change
 from mmreplay.convert.registry import Format
 from mmreplay.disk.lock import Owner
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, FormatError, StaleError
 
 
 class Following:
@@ -43,7 +44,6 @@ class Following:
         options: dict[str, object],
         *,
         fields: Sequence[str] | None = None,
-        env_ids: ArrayLike | None = None,
         where: str | None = None,
         changes: Changes | None = None,
         overwrite: bool = False,
@@ -56,7 +56,6 @@ class Following:
             file_format: Its format.
             options: The format's.
             fields: Paths, or subtrees, to write; all by default.
-            env_ids: int ``[N]``, environments; all by default.
             where: A condition that episodes meet.
             changes: What becomes of fields.
             overwrite: Replace a target that is there, by the first append.
@@ -64,10 +63,11 @@ class Following:
         self.lost = self.episodes = 0
         self._source, self._target, self._format = source, target, file_format
         self._options, self._overwrite = options, overwrite
-        self._fields, self._env_ids, self._where = fields, env_ids, where
+        self._fields, self._where = fields, where
         self._changes = changes or Changes()
         self._appender: Appender | None = None
         self._appended_lost = 0
+        self._description: Description | None = None
 
     def run(
         self, reported: Callable[[Report], None] = lambda _: None, wait_s: float = LOOK_S
@@ -85,7 +85,11 @@ class Following:
         while True:
             # Asked first: what a writer added before it closed is read below.
             written = Owner(self._source).alive
-            uncommitted = self._look(reported)
+            try:
+                uncommitted = self._look(reported)
+            except StaleError:
+                # The ring was faster: the next look counts what it gave up.
+                uncommitted, written = 0, True
             if not written and uncommitted:
                 raise FailedError(
                     f"{self._source} has {uncommitted} rows that its writer did not commit before "
@@ -99,9 +103,15 @@ class Following:
     def _look(self, reported: Callable[[Report], None]) -> int:
         """Append what is finished, and return how many rows are not committed."""
         with ReplayBuffer.open(self._source) as buffer:
-            reader: Reader = BufferReader(buffer, fields=self._fields, env_ids=self._env_ids)
-            reader = change(reader, self._changes)
-            description = reader.describe()
+            reader = change(BufferReader(buffer, fields=self._fields), self._changes)
+            # Changed fields are of no ring, and their rows are where they were.
+            description = replace(reader.describe(), uuid=buffer.metadata.uuid.hex())
+            before, self._description = self._description or description, description
+            if (before.uuid, before.schema) != (description.uuid, description.schema):
+                raise FormatError(
+                    f"{self._source} was replaced by another ring, or its fields were changed. "
+                    f"Append its episodes to another folder than {self._target}."
+                )
             if self._appender is None:
                 self._appender = registry.open_appender(
                     self._format,
@@ -112,7 +122,7 @@ class Following:
                 )
                 refuse_older(self._appender, buffer.heads)
             # A condition may name fields that are not written.
-            rows = BufferReader(buffer, env_ids=self._env_ids)
+            rows = BufferReader(buffer)
             schema, condition = rows.describe().schema, None
             if self._where is not None:
                 condition = parse(self._where, schema.fields, schema.role("reward") or "")
@@ -120,12 +130,14 @@ class Following:
             now = finished(rows, self._appender.appended, upto, condition)
             # Noted first: Ctrl-C may end this at any instant.
             self.lost = self._appended_lost + int(now.lost.sum())
-            if now.episodes:
+            if not now.episodes:
+                self._appender.skip(now.appended)
+            else:
                 report = append(self._appender, reader, now)
-                # What the target says of its rows takes those in.
-                self._appended_lost = self.lost
                 self.episodes += now.episodes
                 reported(report)
+            # What the target says of its rows takes those in.
+            self._appended_lost = self.lost
             return int(np.maximum(description.stop - upto, 0).sum())
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ says which rows of the ring the set has, and what the files that describe it wer
 from __future__ import annotations
 
 import errno
+import json
 import os
 import zlib
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mmreplay import strict_json
-from mmreplay.convert.base import Appended, Appender, Reader
+from mmreplay.convert.base import Appended, Appender, Notes, Reader
 from mmreplay.convert.description import Description
 from mmreplay.convert.parquet import Compression, ParquetFileWriter
 from mmreplay.convert.staging import STAGED, Staging, make_parents
@@ -77,6 +78,7 @@ class Journal:
     """What the record says of appends.
 
     Attributes:
+        own: CRC-32 of all else that this holds.
         uuid: Hex name of the ring.
         count: Appends so far.
         next: By environment, the position from which rows are not appended.
@@ -92,11 +94,17 @@ class Journal:
     count: int
     next: list[int]
     continued: list[bool]
+    own: int = 0
     episodes: int = 0
     rows: int = 0
     numbers: int = 0
     units: list[list[Any]] = field(default_factory=list)
     sums: dict[str, int] = field(default_factory=dict)
+
+    def sealed(self) -> Journal:
+        """The same with its own checksum."""
+        text = json.dumps({**asdict(self), "own": 0}, sort_keys=True)
+        return replace(self, own=zlib.crc32(text.encode()))
 
 
 def open_appender(
@@ -148,7 +156,12 @@ class LerobotAppender(Appender):
             _refuse_file_system(target)
             self._tasks: dict[str, int] = {}
             self._statistics: dict[str, Statistics] = {}
-            self._old = os.path.lexists(target) and not overwrite
+            self._old, self._overwrite = os.path.lexists(target) and not overwrite, overwrite
+            self._noted = False
+            if os.path.lexists(target) and (target.is_symlink() or not target.is_dir()):
+                raise FormatError(
+                    f"{target} is a file or a link, and a set is a folder. Append to another path."
+                )
             zeros = [0] * description.num_envs
             self._journal = Journal(description.uuid, 0, zeros, [False] * len(zeros))
             if self._old:
@@ -171,7 +184,8 @@ class LerobotAppender(Appender):
         target, uuid = self.target, self._description.uuid
         if not (target / RECORD).is_file():
             raise FormatError(
-                f"{target} exists, and was not made by appends (it has no {RECORD}). {WAY_OUT}"
+                f"{target} exists, and was not made by appends (it has no {RECORD}). Append to "
+                "another folder, or remove it yourself."
             )
         value = strict_json.parse(files.read_bytes(target / RECORD, MAX_NBYTES), str(target))
         journal = value.get("appends")
@@ -183,7 +197,7 @@ class LerobotAppender(Appender):
         try:
             self._journal = Journal(**journal)
             legal = _is_legal(self._journal, self._description.num_envs)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, AttributeError, OverflowError):
             legal = False
         if not legal:
             raise FormatError(f"{target / RECORD} says nothing legal of appends. {WAY_OUT}")
@@ -225,12 +239,19 @@ class LerobotAppender(Appender):
                     f"{target} was edited since the last append: {name} is another. {WAY_OUT}"
                 )
 
-    def append(self, reader: Reader, appended: Appended) -> int:
+    def append(self, reader: Reader, appended: Appended) -> tuple[int, Notes]:
         """See `Appender.append`."""
         journal, description = self._journal, reader.describe()
         if self._old:
             self._refuse_edited()
-        staging = Staging(self.target, overwrite=True, folder=True, owns=owns)
+        # A set that was appended to is this one, whatever else somebody put beside.
+        mine = self._old and not self.target.is_symlink()
+        staging = Staging(
+            self.target,
+            overwrite=self._old or self._overwrite,
+            folder=True,
+            owns=lambda folder: mine or owns(folder),
+        )
         with undone_by(staging.abort):
             tasks = TaskNumbers(self._tasks)
             fresh = staging.path / FRESH
@@ -276,13 +297,33 @@ class LerobotAppender(Appender):
                 record=record,
                 sizes=self._sizes,
             )
-            total = replace(total, sums={n: _crc(staging.path / n) for n in DESCRIBING})
+            total = replace(total, sums={n: _crc(staging.path / n) for n in DESCRIBING}).sealed()
             text = strict_json.dump({**record, "appends": asdict(total)}, RECORD)
             files.replace_bytes(staging.path / RECORD, text)
             nbytes = staging.publish()
         self._old, self._journal = True, total
         self._tasks, self._statistics = tasks.numbers, statistics
-        return nbytes
+        if not self._noted:
+            self._noted = True
+            for note in self._layout.notes:
+                writer.notes.note(note)
+            for doubt in self._layout.doubts:
+                writer.notes.doubt(doubt)
+        return nbytes, writer.notes
+
+    def skip(self, appended: Appended) -> None:
+        """See `Appender.skip`: only the record is written, in place of the old one."""
+        journal = replace(
+            self._journal, next=appended.next.tolist(), continued=appended.continued.tolist()
+        ).sealed()
+        if journal == self._journal:
+            return
+        if self._old:
+            self._refuse_edited()
+            record = lerobot_record.to_json(self._description, self._layout)
+            text = strict_json.dump({**record, "appends": asdict(journal)}, RECORD)
+            files.replace_bytes(self.target / RECORD, text)
+        self._journal = journal
 
     def _put(self, folder: Path, old: list[Unit], new: list[Unit]) -> list[Unit]:
         """Put the files of all units into a folder: links, joined files, new ones.
@@ -314,6 +355,14 @@ class LerobotAppender(Appender):
             for name in self._names(unit):
                 _make_parents(folder, name)
                 _link(self.target / name, folder / name)
+        if self._old:
+            # What somebody put beside, such as a card in Markdown.
+            known = {name for unit in (*old, *joined) for name in self._names(unit)}
+            for path in sorted(self.target.rglob("*")):
+                name = str(path.relative_to(self.target))
+                if name not in (*known, *DESCRIBING, RECORD) and not path.is_dir():
+                    _make_parents(folder, name)
+                    _link(path, folder / name)
         if fresh.exists():
             for unit in new:
                 for name in self._names(unit):
@@ -347,7 +396,9 @@ def _is_legal(journal: Journal, num_envs: int) -> bool:
         all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
         and len(journal.next) == len(journal.continued) == num_envs
         and all(type(each) is bool for each in journal.continued)
-        and set(journal.sums) == set(DESCRIBING)
+        and (set(journal.sums) == set(DESCRIBING) or not journal.units)
+        and journal.numbers > max((unit[0] for unit in journal.units), default=-1)
+        and journal.own == journal.sealed().own
         and sum(unit[1] for unit in journal.units) == journal.episodes
         and sum(unit[2] for unit in journal.units) == journal.rows
     )

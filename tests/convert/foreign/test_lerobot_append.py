@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -352,15 +353,14 @@ def test_sets_that_do_not_fit_are_refused_and_stay_as_they_are(tmp_path):
     info.write_bytes(text.replace(b'"robot_type": null', b'"robot_type": "so"'))
     refused(rf"was edited since the last append: meta/info\.json is another\. {way_out}")
     info.write_bytes(text)
-    changed = json.loads(record)
-    changed["appends"]["next"] = [10_000]
-    (folder / RECORD).write_text(json.dumps(changed))
-    refused(r"has rows up to 10000 of environment 0, and the ring ends at 3: it is an older copy")
     for name, value in {
-        "next": ["x"],
         "continued": [0],
         "units": [[0, 1, 3, "full"]],
         "rows": 4,
+        "next": [2],
+        "numbers": 0,
+        "count": "x",
+        "uuid": 5,
         "sums": {},
         "other": 1,
     }.items():
@@ -372,7 +372,9 @@ def test_sets_that_do_not_fit_are_refused_and_stay_as_they_are(tmp_path):
     (folder / RECORD).write_text(json.dumps(changed))
     refused("was written at once, and not by appends")
     (folder / RECORD).unlink()
-    refused(rf"was not made by appends \(it has no {RECORD}\)\. {way_out}")
+    refused(
+        rf"was not made by appends \(it has no {RECORD}\)\. Append to another folder, or remove"
+    )
     (folder / RECORD).write_bytes(record)
     (folder / "mine.txt").write_text("mine")
     (folder / RECORD).unlink()
@@ -698,7 +700,7 @@ def test_follow_of_the_command_line(tmp_path, cli):
     assert episodes_of(tmp_path / "set") == [(0, 3)]
     code, _, err = cli(*words, "--follow", "--episodes", "0:1")
     assert code == 2
-    assert "--follow takes --env, --fields, --where, --drop, --rename and --cast, got" in err
+    assert "--follow takes --fields, --where, --drop, --rename and --cast, got" in err
     code, _, err = cli(tmp_path / "set", tmp_path / "other", "--follow")
     assert code == 2
     assert "--follow reads a buffer that is written, got lerobot" in err
@@ -816,3 +818,201 @@ def test_a_disk_that_fails_its_commits_ends_the_add_that_waits(tmp_path):
         with pytest.raises(FailedError):
             buffer.close()
     assert episodes_of(tmp_path / "set") == [(0, 3)]
+
+
+def test_an_older_copy_of_the_ring_is_refused(tmp_path):
+    with make(tmp_path / "ring", camera=False) as buffer:
+        add_episode(buffer, 0, camera=False)
+    shutil.copytree(tmp_path / "ring", tmp_path / "copy")
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+") as buffer,
+        exporter(buffer, tmp_path / "set"),
+    ):
+        add_episode(buffer, 1, camera=False)
+    told = r"has rows up to 8 of environment 0, and the ring ends at 3: it is an older copy"
+    with (
+        mr.ReplayBuffer.open(tmp_path / "copy", "r+") as buffer,
+        pytest.raises(FormatError, match=told),
+    ):
+        exporter(buffer, tmp_path / "set")
+
+
+@pytest.mark.parametrize("on_resume", ["break", "truncate", "continue"])
+@pytest.mark.filterwarnings("ignore::mmreplay.errors.DurabilityWarning")
+def test_the_last_take_is_appended_when_its_end_was_declared(tmp_path, on_resume):
+    with make(tmp_path / "ring", camera=False) as buffer, exporter(buffer, tmp_path / "set"):
+        buffer.add(step(0, 0, camera=False))
+        buffer.add(step(0, 1, camera=False))
+        buffer.end_episodes()
+    assert episodes_of(tmp_path / "set") == [(0, 2)]
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+", on_resume=on_resume) as buffer,
+        exporter(buffer, tmp_path / "set"),
+    ):
+        add_episode(buffer, 1, camera=False)
+    assert episodes_of(tmp_path / "set") == [(0, 2), (1, 5)]
+
+
+@pytest.mark.filterwarnings("ignore::mmreplay.errors.DurabilityWarning")
+def test_the_last_take_is_left_out_when_it_was_discarded(tmp_path):
+    with make(tmp_path / "ring", camera=False) as buffer, exporter(buffer, tmp_path / "set") as of:
+        add_episode(buffer, 0, camera=False)
+        of.flush()
+        buffer.add(step(1, 0, camera=False))
+        buffer.end_episodes(discard=True)
+    assert appends_of(tmp_path / "set")["next"] == [4]
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+") as buffer,
+        exporter(buffer, tmp_path / "set") as of,
+    ):
+        add_episode(buffer, 2, camera=False)
+    assert episodes_of(tmp_path / "set") == [(0, 3), (2, 7)]
+    assert not [
+        doubt for _, each in of.reports for doubt in each.doubts if "left the ring" in doubt
+    ]
+
+
+@pytest.mark.parametrize("discard", [False, True])
+def test_an_episode_that_fills_the_ring_can_be_ended(tmp_path, discard):
+    with (
+        make(tmp_path / "ring", capacity=20, camera=False) as buffer,
+        exporter(buffer, tmp_path / "set"),
+    ):
+        steps = (step(1, number, camera=False, ends=False) for number in range(1000))
+        with pytest.raises(FailedError, match="they fill the ring"):
+            add_all(buffer, steps)
+        head = int(buffer.heads[0])
+        buffer.end_episodes(discard=discard)
+        add_episode(buffer, 2, camera=False)
+    wanted = [(2, length_of(2))] if discard else [(1, head), (2, length_of(2))]
+    assert episodes_of(tmp_path / "set") == wanted
+
+
+def test_a_set_that_appeared_meanwhile_is_not_replaced(tmp_path):
+    with make(tmp_path / "ring", camera=False) as buffer:
+        of = exporter(buffer, tmp_path / "set")
+        with make(tmp_path / "other", camera=False) as other:
+            add_episode(other, 7, camera=False)
+        mr.export(tmp_path / "other", tmp_path / "set", format="lerobot", fps=10)
+        add_episode(buffer, 0, camera=False)
+        with pytest.raises(FormatError, match="already exists"):
+            of.flush()
+        assert episodes_of(tmp_path / "set") == [(7, length_of(7))]
+        with pytest.raises(FormatError, match="already exists"):
+            of.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_target_that_is_no_folder_is_refused(tmp_path, kind):
+    if kind == "file":
+        (tmp_path / "set").write_text("mine")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "set").symlink_to(tmp_path / "elsewhere")
+    with make(tmp_path / "ring", camera=False) as buffer:
+        for overwrite in (False, True):
+            with pytest.raises(FormatError, match="is a file or a link, and a set is a folder"):
+                exporter(buffer, tmp_path / "set", overwrite=overwrite)
+
+
+def test_files_that_somebody_put_into_the_set_stay(tmp_path):
+    with make(tmp_path / "ring", camera=False) as buffer, exporter(buffer, tmp_path / "set") as of:
+        add_episode(buffer, 0, camera=False)
+        of.flush()
+        (tmp_path / "set/README.md").write_text("a card")
+        (tmp_path / "set/meta/more").mkdir()
+        (tmp_path / "set/meta/more/notes.txt").write_text("notes")
+        for episode in (1, 2):
+            add_episode(buffer, episode, camera=False)
+            of.flush()
+    assert (tmp_path / "set/README.md").read_text() == "a card"
+    assert (tmp_path / "set/meta/more/notes.txt").read_text() == "notes"
+    assert len(episodes_of(tmp_path / "set")) == 3
+
+
+def test_a_report_says_what_the_set_leaves_out(tmp_path):
+    with make(tmp_path / "ring") as buffer, exporter(buffer, tmp_path / "set") as of:
+        add_episode(buffer, 0)
+    (_, report) = of.reports[0]
+    assert any("became video, which is lossy" in doubt for doubt in report.doubts)
+    assert any("no field says what the task is" in note for note in report.notes)
+
+
+def test_a_forked_child_ends(tmp_path):
+    with make(tmp_path / "ring", camera=False) as buffer, exporter(buffer, tmp_path / "set") as of:
+        add_episode(buffer, 0, camera=False)
+        pid = os.fork()
+        if not pid:
+            try:
+                of.flush()
+            except mr.ForkedError:
+                of.close()
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert episodes_of(tmp_path / "set") == [(0, 3)]
+
+
+def test_follow_knows_its_ring_by_its_name_also_where_fields_are_changed(tmp_path):
+    changes = Changes(rename={"reward": "score"})
+    for name in ("one", "two"):
+        with make(tmp_path / name, camera=False) as buffer:
+            add_episode(buffer, 0, camera=False)
+    with followed(tmp_path / "one", tmp_path / "set", changes=changes) as following:
+        following.run()
+    with (
+        followed(tmp_path / "two", tmp_path / "set", changes=changes) as following,
+        pytest.raises(FormatError, match="has episodes of the ring"),
+    ):
+        following.run()
+
+
+def test_follow_refuses_a_ring_that_replaced_the_one_it_reads(tmp_path):
+    with make(tmp_path / "ring", camera=False) as buffer:
+        add_episode(buffer, 0, camera=False)
+    with followed(tmp_path / "ring", tmp_path / "set") as following:
+        following._look(lambda _: None)
+        shutil.rmtree(tmp_path / "ring")
+        with make(tmp_path / "ring", camera=False) as buffer:
+            for episode in range(5, 9):
+                add_episode(buffer, episode, camera=False)
+        with pytest.raises(FormatError, match="was replaced by another ring"):
+            following._look(lambda _: None)
+    assert episodes_of(tmp_path / "set") == [(0, 3)]
+
+
+def test_follow_goes_on_where_the_ring_is_faster_and_counts_what_it_gave_up(tmp_path):
+    buffer = make(tmp_path / "ring", capacity=20, camera=False, commit_every=None)
+    stop = threading.Event()
+
+    def write():
+        episode = 0
+        while not stop.is_set():
+            add_episode(buffer, episode, camera=False)
+            episode += 1
+        buffer.close()
+
+    writer = threading.Thread(target=write)
+    with followed(tmp_path / "ring", tmp_path / "set") as following:
+        writer.start()
+        reader = threading.Thread(target=following.run, args=(lambda _: None, 0.01))
+        reader.start()
+        time.sleep(0.5)
+        stop.set()
+        writer.join()
+        reader.join(60)
+        assert not reader.is_alive()
+        assert following.lost > 0
+    found = [episode for episode, _ in episodes_of(tmp_path / "set")]
+    assert found == sorted(set(found))
+
+
+def test_episodes_that_a_condition_refuses_are_not_lost_rows(tmp_path):
+    buffer = make(tmp_path / "ring", capacity=30, camera=False)
+    with followed(tmp_path / "ring", tmp_path / "set", where="length > 100") as following:
+        for episode in range(40):
+            add_episode(buffer, episode, camera=False)
+            buffer.commit()
+            following._look(lambda _: None)
+        assert following.lost == 0
+    buffer.close()
