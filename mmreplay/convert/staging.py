@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -183,8 +183,11 @@ class Staging:
             file.resize(nbytes)
         return file
 
-    def publish(self) -> int:
+    def publish(self, durable: Collection[Path] = ()) -> int:
         """Make everything durable, and rename it to the target.
+
+        Args:
+            durable: Files of the staged folder that need no sync.
 
         Returns:
             Bytes of the target.
@@ -195,7 +198,7 @@ class Staging:
                 f"{self.path} was replaced by another process while it was written. Run again."
             )
         self._refuse_target()
-        nbytes = _sync(self.path)
+        nbytes = _sync(self.path, durable)
         if self._folder:
             # The marker is removed under a name that only mmreplay uses: if the run is
             # killed here, the next one may still remove the folder.
@@ -296,8 +299,10 @@ def holds_more(target: Path) -> bool:
     return is_folder and not is_buffer(target) and any(target.iterdir())
 
 
-def _sync(path: Path) -> int:
+def _sync(path: Path, durable: Collection[Path]) -> int:
     """Sync a file, or a folder and all in it, and return its bytes without holes."""
+    if path in durable:
+        return path.stat().st_size
     if not path.is_dir():
         file = File.open(path, None)
         try:
@@ -305,6 +310,6 @@ def _sync(path: Path) -> int:
             return min(file.disk_nbytes())
         finally:
             file.close()
-    nbytes = sum(_sync(child) for child in sorted(path.iterdir()))
+    nbytes = sum(_sync(child, durable) for child in sorted(path.iterdir()))
     files.sync_folder(path)
     return nbytes

@@ -59,7 +59,7 @@ from mmreplay.datasets.lerobot_writer import (
     write_meta,
 )
 from mmreplay.disk import files
-from mmreplay.disk.files import File, rename
+from mmreplay.disk.files import File
 from mmreplay.errors import FailedError, FormatError, LockedError, system_error, undone_by
 
 Ids = NDArray[np.int64]
@@ -158,6 +158,8 @@ class LerobotAppender(Appender):
             self._statistics: dict[str, Statistics] = {}
             self._old, self._overwrite = os.path.lexists(target) and not overwrite, overwrite
             self._noted = False
+            # Files of the staged folder that are the set's, and durable.
+            self._linked: set[Path] = set()
             if os.path.lexists(target) and (target.is_symlink() or not target.is_dir()):
                 raise FormatError(
                     f"{target} is a file or a link, and a set is a folder. Append to another path."
@@ -255,7 +257,7 @@ class LerobotAppender(Appender):
         with undone_by(staging.abort):
             tasks = TaskNumbers(self._tasks)
             fresh = staging.path / FRESH
-            files.make_folder(fresh)
+            self._linked = set[Path]()
             writer = UnitsWriter(
                 fresh,
                 description,
@@ -294,13 +296,12 @@ class LerobotAppender(Appender):
                 episodes=total.episodes,
                 rows=total.rows,
                 statistics=statistics,
-                record=record,
                 sizes=self._sizes,
             )
             total = replace(total, sums={n: _crc(staging.path / n) for n in DESCRIBING}).sealed()
             text = strict_json.dump({**record, "appends": asdict(total)}, RECORD)
-            files.replace_bytes(staging.path / RECORD, text)
-            nbytes = staging.publish()
+            files.make_staged(staging.path / RECORD, text)
+            nbytes = staging.publish(self._linked)
         self._old, self._journal = True, total
         self._tasks, self._statistics = tasks.numbers, statistics
         if not self._noted:
@@ -353,21 +354,19 @@ class LerobotAppender(Appender):
                 files.remove_tree(fresh)
         for unit in old:
             for name in self._names(unit):
-                _make_parents(folder, name)
-                _link(self.target / name, folder / name)
+                _link(self.target / name, files.make_staged(folder / name))
+                self._linked.add(folder / name)
         if self._old:
             # What somebody put beside, such as a card in Markdown.
             known = {name for unit in (*old, *joined) for name in self._names(unit)}
             for path in sorted(self.target.rglob("*")):
                 name = str(path.relative_to(self.target))
                 if name not in (*known, *DESCRIBING, RECORD) and not path.is_dir():
-                    _make_parents(folder, name)
-                    _link(path, folder / name)
+                    _link(path, files.make_staged(folder / name))
         if fresh.exists():
             for unit in new:
                 for name in self._names(unit):
-                    _make_parents(folder, name)
-                    rename(fresh / name, folder / name)
+                    files.disk.rename(fresh / name, files.make_staged(folder / name))
         return old + new
 
     def _names(self, unit: Unit) -> list[str]:
@@ -435,7 +434,7 @@ def join_units(
             return None
     video_nbytes = [0]
     for name, of_camera in packets.items():
-        path = _make_parents(folder, sizes.path(VIDEO_PATH, number, name))
+        path = files.make_staged(folder / sizes.path(VIDEO_PATH, number, name))
         assert of_camera[0] is not None
         video = VideoFile.copying(path, layout.fps, of_camera[0])
         with undone_by(video.abandon):
@@ -446,7 +445,7 @@ def join_units(
         video_nbytes.append(video.nbytes)
     chunk, index = sizes.location(number)
     for template in (DATA_PATH, EPISODES_PATH):
-        path = _make_parents(folder, sizes.path(template, number))
+        path = files.make_staged(folder / sizes.path(template, number))
         writer: ParquetFileWriter | None = None
         rows = 0
         for source, unit in sources:
@@ -487,14 +486,6 @@ def _moved(table: Any, chunk: int, index: int, seconds: float, layout: Layout) -
 
 def _column(table: Any, name: str) -> tuple[int, str]:
     return table.schema.get_field_index(name), name
-
-
-def _make_parents(folder: Path, name: str) -> Path:
-    """The path of a file of a set, in a folder that exists."""
-    for parent in reversed((folder / name).parents):
-        if not parent.exists():
-            files.make_folder(parent)
-    return folder / name
 
 
 def _link(source: Path, target: Path) -> None:

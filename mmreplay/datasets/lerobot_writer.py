@@ -277,9 +277,7 @@ class UnitWriter:
     def _made(self, template: str, camera: str = "") -> Path:
         """The path of a file of this unit, in a folder that exists."""
         path = self._folder / self._sizes.path(template, self._number, camera)
-        for parent in reversed(path.relative_to(self._folder).parents):
-            files.make_folder(self._folder / parent, exist_ok=True)
-        return path
+        return files.make_staged(path)
 
     def _begin_episode(self) -> None:
         self._steps = 0
@@ -552,11 +550,10 @@ def write_meta(
     episodes: int,
     rows: int,
     statistics: Mapping[str, Statistics],
-    record: Json,
     copied: Mapping[str, tuple[str, str]] | None = None,
     sizes: Sizes = Sizes(),
 ) -> None:
-    """Write the files that describe all units, each of them anew by a rename.
+    """Write the files that describe all units, but for the record; nothing is synced.
 
     Args:
         folder: Of the dataset, with its units.
@@ -566,7 +563,6 @@ def write_meta(
         episodes: Of all units.
         rows: Steps of all units.
         statistics: Of all units together, by feature; see `merged`.
-        record: What meta/mmreplay.json holds; see `lerobot_record`.
         copied: Codec and format of pixels of cameras that were copied; see `Unit`.
         sizes: Of the dataset.
     """
@@ -585,12 +581,11 @@ def write_meta(
         "video_path": VIDEO_PATH if layout.cameras else None,
         "features": features_json(layout, codec, copied or {}),
     }
-    files.make_folder(folder / "meta", exist_ok=True)
     stats = {name: as_json(each) for name, each in statistics.items()}
-    for name, value in ((INFO, info), (STATS, stats), (lerobot_record.RECORD, record)):
+    for name, value in ((INFO, info), (STATS, stats)):
         data = json.dumps(value, allow_nan=False, indent=1).encode()
-        files.replace_bytes(folder / name, data)
-    files.replace_bytes(folder / TASKS, _tasks_table(tasks))
+        files.make_staged(folder / name, data)
+    files.make_staged(folder / TASKS, _tasks_table(tasks))
 
 
 def _tasks_table(tasks: TaskNumbers) -> bytes:
@@ -888,10 +883,12 @@ class LerobotWriter(Writer):
             episodes=sum(unit.episodes for unit in units),
             rows=sum(unit.rows for unit in units),
             statistics=statistics_of(units),
-            record=lerobot_record.to_json(self._description, self._layout),
             copied={name: each for unit in units for name, each in unit.copied.items()},
             sizes=self._sizes,
         )
+        record = lerobot_record.to_json(self._description, self._layout)
+        data = json.dumps(record, allow_nan=False, indent=1).encode()
+        files.make_staged(self._staging.path / lerobot_record.RECORD, data)
         self.nbytes = self._staging.publish()
 
     def abort(self) -> None:

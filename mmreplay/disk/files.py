@@ -500,6 +500,24 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     sync_entry(path)
 
 
+def make_staged(path: Path, data: bytes | None = None) -> Path:
+    """Make the folders of a file in a staged folder, and the file where data is given.
+
+    Nothing is synced: the staged folder is, as a whole.
+    """
+    for parent in reversed(path.parents):
+        if not parent.exists():
+            with _system_errors("make folder", parent), suppress(FileExistsError):
+                disk.mkdir(parent)
+    if data is not None:
+        file = File.create(path, 0)
+        try:
+            file.pwrite(data, 0)
+        finally:
+            file.close()
+    return path
+
+
 def rename(source: Path, target: Path) -> None:
     """Rename source to target, durably."""
     with _system_errors("rename", source):
