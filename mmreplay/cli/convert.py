@@ -795,7 +795,10 @@ def _print_plan(
         facts.append(("priorities", description.priorities))
     if plan["target_exists"]:
         verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
-        if overwrite and not plan["splits"] and staging.holds_more(target[0]):
+        replaced = [target[0]]
+        if plan["splits"]:
+            replaced = list(target[0].iterdir()) if target[0].is_dir() else []
+        if overwrite and any(staging.holds_more(each) for each in replaced):
             verb = "is refused, unless an earlier run made everything in this folder"
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)

@@ -192,6 +192,50 @@ def test_only_a_folder_of_these_splits_is_replaced(tmp_path):
     assert contents(target) == before
 
 
+@pytest.mark.parametrize("format", ["buffer", "lerobot", "parquet"])
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_split_with_other_files_is_not_replaced(tmp_path, format, name):
+    source, target = ring(tmp_path / "a", steps=18), tmp_path / "x"
+
+    def write(**options):
+        if format == "buffer":
+            return mr.load(source, target, splits=SHARES, **options)
+        more = {"lerobot": {"fps": 10}, "parquet": {"file_nbytes": 1 << 16}}[format]
+        return mr.export(source, target, splits=SHARES, format=format, **more, **options)
+
+    write()
+    write(overwrite=True, seed=1)
+    split = target / (f"{name}.parquet" if format == "parquet" else name)
+    (split / "thesis.txt").write_text("mine")
+    before = contents(target)
+    with pytest.raises(FormatError, match=rf"x/{split.name} is a folder that holds no buffer or"):
+        write(overwrite=True)
+    assert contents(target) == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "x"]
+
+
+def test_folders_and_files_of_the_user_with_names_of_splits_are_not_replaced(cli, tmp_path):
+    source, target = ring(tmp_path / "a", steps=18), tmp_path / "x"
+    (target / "train").mkdir(parents=True)
+    (target / "train" / "thesis.txt").write_text("mine")
+    (target / "val").mkdir()
+    with pytest.raises(FormatError, match="x/train is a folder that holds no buffer or other"):
+        mr.load(source, target, splits=SHARES, overwrite=True)
+    words = (source, target, "--split", "train=0.7,val=0.3", "--overwrite")
+    assert "target        is refused, unless an earlier run made" in cli(*words, "-n")[1]
+    (target / "train" / "thesis.txt").unlink()
+    (target / "val").rmdir()
+    (target / "val").write_text("mine")
+    with pytest.raises(FormatError, match="x/val is a file or a link, which a folder does not"):
+        mr.load(source, target, splits=SHARES, overwrite=True)
+    assert contents(target) == {"val": b"mine"}
+    (target / "val").unlink()
+    (target / "val").mkdir()
+    assert "target        is replaced" in cli(*words, "-n")[1]
+    mr.load(source, target, splits=SHARES, overwrite=True)
+    assert sorted(steps_in(target / "train") + steps_in(target / "val")) == [*range(18)]
+
+
 def test_a_split_that_fails_leaves_nothing(tmp_path, monkeypatch):
     ring(tmp_path / "a", steps=18)
     opened, write = [], buffer_writer.BufferWriter.write
