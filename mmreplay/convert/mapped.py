@@ -209,6 +209,13 @@ class Cast:
                 rounded = np.isfinite(before) & (before != 0) & ~wrong
                 if rounded.any():
                     self.error = max(self.error, float(relative[rounded].max()))
+                if numbers.dtype.kind in "iu":
+                    # float64 holds no larger integers exactly: Python's are compared.
+                    large = (np.abs(before) >= 1 << 53) & ~wrong
+                    for value, got in zip(
+                        numbers[large].tolist(), back[large].tolist(), strict=True
+                    ):
+                        self.error = max(self.error, abs(int(got) - value) / abs(value))
             else:
                 # By value: an integer that wraps, a fraction, NaN.
                 wrong = np.asarray(cast != numbers, bool)
