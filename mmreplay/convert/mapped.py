@@ -88,7 +88,7 @@ class ChangedReader(ReaderOf):
         schema = description.schema
         dropped: set[str] = set()
         if changes.drop:
-            dropped.update(paths_of(schema.paths, _listed("drop", changes.drop), own_names))
+            dropped.update(paths_of(schema.paths, _listed("drop", changes.drop), own_names, "drop"))
         self._paths = tuple(path for path in schema.paths if path not in dropped)
         if not self._paths:
             raise SchemaError(
@@ -96,13 +96,13 @@ class ChangedReader(ReaderOf):
             )
         self._casts: dict[str, Cast] = {}
         for name, dtype in changes.cast.items():
-            (path, *more) = paths_of(schema.paths, [name], own_names)
+            (path, *more) = paths_of(schema.paths, [name], own_names, "cast")
             if more:
                 raise SchemaError(f"cast: {shown(name)} is several fields. Cast each by its path.")
             self._casts[path] = Cast(path, schema.fields[path], dtype)
         self._names = {path: path for path in self._paths}
         for name, new in changes.rename.items():
-            for path in paths_of(schema.paths, [name], own_names):
+            for path in paths_of(schema.paths, [name], own_names, "rename"):
                 top = name if path in under(schema.paths, name) else path
                 self._names[path] = _joined(new, path[len(top) :])
         changed_fields: dict[str, Field] = {}
