@@ -184,7 +184,9 @@ def test_infinity_and_nan_stay_what_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drop": ["nope"]}, "nope"),
+        ({"drop": ["nope"]}, "drop must be fields or subtrees of .*, got 'nope'"),
+        ({"cast": {"nope": "int8"}}, "cast must be fields or subtrees of .*, got 'nope'"),
+        ({"rename": {"nope": "a"}}, "rename must be fields or subtrees of .*, got 'nope'"),
         ({"drop": "note"}, r"drop must be a list of paths, got 'note'. Pass \['note'\]"),
         (
             {"drop": ["observation", "action", "reward", "note", "terminated"]},
@@ -213,6 +215,14 @@ def test_the_command_line_changes_likewise(cli, ring, tmp_path):
     schema, after, _ = columns_of(tmp_path / "a")
     assert schema.paths == ("action", "score", "terminated")
     assert after["action"].dtype == np.int8
+
+
+def test_an_error_names_its_source_once(cli, tmp_path):
+    schema = mr.Schema({"x": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.extend(x=np.array([1, 300]))
+    code, _, err = cli(tmp_path / "a", tmp_path / "b", "--cast", "x=uint8")
+    assert (code, err.count("while reading")) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,15 @@ def test_splits_are_files_of_the_format_that_is_named(cli, tmp_path):
     assert plan["splits"] == {"train": 15, "val": 3}
 
 
+def test_a_plan_of_splits_says_each_step_once(cli, tmp_path):
+    ring(tmp_path / "a", steps=18)
+    words = ("--split", "train=0.5,val=0.5", "--drop", "reward", "-n")
+    _, out, _ = cli(tmp_path / "a", tmp_path / "x", *words)
+    assert out.count("drop: reward") == 1
+    plan = json.loads(cli(tmp_path / "a", tmp_path / "x", *words, "--json")[1])
+    assert plan["steps"] == ["the source has 6 episodes", "splits: train 3, val 3", "drop: reward"]
+
+
 def test_progress_goes_over_all_splits(tmp_path):
     ring(tmp_path / "a", steps=18)
     seen = []
@@ -140,6 +149,10 @@ def test_progress_goes_over_all_splits(tmp_path):
         ({"a/b": 1.0}, "names of splits must be 1 to 64 letters.* got 'a/b'"),
         ({".x": 1.0}, "begin with a letter or digit, got '.x'"),
         ({3: 1.0}, "names of splits must be .* got 3"),
+        (
+            {"a": 0.5, "tmp-mmreplay-new-x": 0.5},
+            "names of splits must not begin with 'tmp-mmreplay-', got 'tmp-mmreplay-new-x'",
+        ),
         ({"a": 0.5, "b": 0.4}, r"must be above 0 and 1 together, got \[0.5, 0.4\]"),
         ({"a": 1.5, "b": -0.5}, "must be above 0 and 1 together"),
         ({"a": float("nan")}, "must be above 0 and 1 together"),
@@ -255,7 +268,10 @@ def test_a_split_that_fails_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--split", "train"], "--split must be A=B, got 'train'"),
+        (
+            ["--split", "train"],
+            "--split must be names with shares, such as train=0.9,val=0.1, got 'train'",
+        ),
         (["--split", "train=most"], "--split must be names with shares, such as train=0.9,val=0.1"),
         (["--split", "a=0.5,a=0.5"], "--split must give 'a' once, got it twice"),
         (["--split", "a=0.5,b=0.5", "--save-selection", "f"], "exclude each other"),
