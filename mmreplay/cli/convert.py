@@ -48,6 +48,19 @@ MAX_LIST_NBYTES = 1 << 30
 PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 """Values that Python and JSON spell in two ways."""
 
+
+def parse_share(argument: object) -> float:
+    """Read a number that may be a share, such as ``0.1``; no percents."""
+    text = str(argument)
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    if match := re.fullmatch(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*%\s*", text):
+        raise typer.BadParameter(f"must be a number, got {text!r}. Pass {float(match[1]) / 100:g}.")
+    raise typer.BadParameter(f"must be a number such as 0.1, got {text!r}.")
+
+
 Sources = Annotated[
     list[Path],
     typer.Argument(
@@ -111,6 +124,7 @@ Fraction = Annotated[
     float | None,
     typer.Option(
         "--fraction",
+        parser=parse_share,
         metavar="F",
         show_default=False,
         help="A share of these episodes, chosen at random by --seed.",
@@ -120,6 +134,7 @@ Top = Annotated[
     float | None,
     typer.Option(
         "--top",
+        parser=parse_share,
         metavar="N",
         show_default=False,
         help="The whole episodes with the highest returns: a share below 1, or a number.",
@@ -433,6 +448,9 @@ def convert(
         splits=read_shares(split),
     )
     suffix = "" if split is None else registry.split_suffix(writes, target)
+    if save_selection is not None:
+        paths = [("SRC", each) for each in sources] + [("DST", target)]
+        refuse_selection_inside(save_selection, paths)
     # What changes steps needs the values of columns, and others may stay as they are.
     stays = frame_skip is None and map_ is None
     conversion = transfer.Conversion(
@@ -449,7 +467,7 @@ def convert(
         shared = transfer.name_shared_options(options, of_sides[0][0], writing)
         with shared, _selecting() as selecting:
             opened = conversion.open(selecting)
-        with transfer.closing_all(opened), conversion.naming():
+        with transfer.closing_all(opened):
             saved = None
             if save_selection is not None:
                 saved = selection_to_save(opened, save_selection, overwrite)
@@ -457,7 +475,8 @@ def convert(
                 refuse_other_folder(target, choice.splits or {}, suffix, overwrite)
             if dry_run:
                 made = target, writes
-                _print_plan(opened, conversion, made, writing, overwrite, strict, json)
+                with conversion.naming():
+                    _print_plan(opened, conversion, made, writing, overwrite, strict, json)
                 return
             about = [each.reader.describe() for each in opened.values()]
             total = sum(each.rows for each in about)
@@ -588,6 +607,31 @@ def selection_to_save(opened: dict[str, Selected], path: Path, overwrite: bool) 
     return replace(ranges, uuid=source.uuid).to_bytes()
 
 
+def refuse_selection_inside(path: Path, paths: list[tuple[str, Path]]) -> None:
+    """Refuse a file of a selection that would replace, or change, a source or target.
+
+    Args:
+        path: Of the file.
+        paths: Sources and target, with what they are called.
+
+    Raises:
+        FormatError: It would, it is a folder, or its folder does not exist.
+    """
+    file = Path(os.path.realpath(path))
+    for name, given in paths:
+        other = Path(os.path.realpath(given))
+        if file.is_relative_to(other) or other.is_relative_to(file):
+            where = "is" if file == other else "holds" if file in other.parents else "is inside"
+            raise FormatError(
+                f"--save-selection: {path} {where} {name}, {given}. Choose another file."
+            )
+    if path.is_dir() or not path.parent.is_dir():
+        raise FormatError(
+            f"--save-selection must be a file in a folder that exists, got {path}. Make the "
+            "folder first, or choose another file."
+        )
+
+
 @contextmanager
 def _report_interrupts(target: Path, typed: Path) -> Iterator[None]:
     """Turn Ctrl-C into a line that says what is there and how to start again."""
@@ -620,8 +664,15 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def read_slice(option: str, text: str | None) -> slice | None:
+def read_slice(
+    option: str, text: str | None, legal: str = "A:B, such as 0:100, or one number"
+) -> slice | None:
     """Read ``A:B``, ``A:``, ``:B`` or ``A``, which selects one.
+
+    Args:
+        option: Its name, for errors.
+        text: Its value.
+        legal: What the option takes, for errors.
 
     Raises:
         UsageError: It is none of these.
@@ -636,9 +687,7 @@ def read_slice(option: str, text: str | None) -> slice | None:
             return slice(first, int(match[3]) if match[3] else None)
         assert first is not None
     except (AssertionError, ValueError):
-        raise usage_error(
-            f"{option} must be A:B, such as 0:100, or one number, got {text!r}"
-        ) from None
+        raise usage_error(f"{option} must be {legal}, got {text!r}") from None
     return slice(first, first + 1 or None)
 
 
@@ -650,7 +699,9 @@ def read_numbers(option: str, text: str | None) -> slice | list[int] | None:
         FormatError: The file is missing, is too large, or holds something else.
     """
     if text is None or not ("," in text or text.startswith("@")):
-        return read_slice(option, text)
+        return read_slice(
+            option, text, "A:B such as 0:100, a list such as 3,7,20:40, or @FILE with numbers"
+        )
     from mmreplay.convert.episode_facts import MAX_EPISODES
     from mmreplay.disk import files
 
@@ -678,8 +729,13 @@ def read_numbers(option: str, text: str | None) -> slice | list[int] | None:
     return [number for first, stop in pairs for number in range(first, stop)]
 
 
-def read_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+def read_pairs(option: str, texts: list[str] | None, legal: str = "A=B") -> dict[str, str]:
     """Read ``A=B`` of an option that is repeated.
+
+    Args:
+        option: Its name, for errors.
+        texts: Its values.
+        legal: What the option takes, for errors.
 
     Raises:
         UsageError: One is no pair, or names a field twice.
@@ -688,7 +744,7 @@ def read_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, sign, value = text.partition("=")
         if not (name and sign and value):
-            raise usage_error(f"{option} must be A=B, got {text!r}")
+            raise usage_error(f"{option} must be {legal}, got {text!r}")
         if name in pairs:
             raise usage_error(f"{option} must give {name!r} once, got it twice")
         pairs[name] = value
@@ -703,14 +759,13 @@ def read_shares(text: str | None) -> dict[str, float] | None:
     """
     if text is None:
         return None
+    example = "names with shares, such as train=0.9,val=0.1"
     shares: dict[str, float] = {}
-    for name, share in read_pairs("--split", text.split(",")).items():
+    for name, share in read_pairs("--split", text.split(","), example).items():
         try:
             shares[name.strip()] = float(share)
         except ValueError:
-            raise usage_error(
-                f"--split must be names with shares, such as train=0.9,val=0.1, got {text!r}"
-            ) from None
+            raise usage_error(f"--split must be {example}, got {text!r}") from None
     return shares
 
 
@@ -768,7 +823,9 @@ def _print_plan(
     misnamed = registry.misnamed(target[1], target[0])
     notes = [*reader.report.notes, *([misnamed] if misnamed else [])]
     plan["notes"], plan["doubts"] = notes, reader.report.doubts
-    plan["steps"] = reader.report.steps
+    # What is changed is said by the readers of all splits.
+    steps = list(dict.fromkeys(reader.report.steps))
+    plan["steps"] = steps
     if json:
         show.print_json(plan)
         return
@@ -787,7 +844,7 @@ def _print_plan(
         ("rows", show.count(plan["rows"])),
         *(("", f"{name} {show.count(about.rows)}") for name, about in abouts.items() if name),
         ("environments", show.count(description.num_envs)),
-        *(("selected" if not n else "", step) for n, step in enumerate(reader.report.steps)),
+        *(("selected" if not n else "", step) for n, step in enumerate(steps)),
         ("data", show.format_size(plan["nbytes"])),
         ("autoreset", description.autoreset),
     ]
@@ -797,7 +854,10 @@ def _print_plan(
         facts.append(("priorities", description.priorities))
     if plan["target_exists"]:
         verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
-        if overwrite and not plan["splits"] and staging.holds_more(target[0]):
+        replaced = [target[0]]
+        if plan["splits"]:
+            replaced = list(target[0].iterdir()) if target[0].is_dir() else []
+        if overwrite and any(staging.holds_more(each) for each in replaced):
             verb = "is refused, unless an earlier run made everything in this folder"
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)

@@ -29,6 +29,7 @@ SKIP_REWARDS: tuple[SkipReward, ...] = ("sum", "last", "first")
 Function = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Changes the columns of an episode; see `MappedReader`."""
 MAX_EPISODE_NBYTES = 256 << 20
+MAX_FRAME_SKIP = 1 << 31
 
 
 def groups(
@@ -130,7 +131,7 @@ class EachNth(ReaderOf):
 
         Args:
             reader: Is closed with this one.
-            size: Steps that become one, at least 2.
+            size: Steps that become one, from 2 to 2^31.
             reward: The ``"sum"`` of their rewards, or that of the ``"last"`` or
                 ``"first"`` one.
 
@@ -138,7 +139,9 @@ class EachNth(ReaderOf):
             SchemaError: An argument is not legal.
         """
         super().__init__(reader)
-        self._size = integer("frame_skip", size, 2, "Pass such as 3, for every third frame.")
+        self._size = integer(
+            "frame_skip", size, 2, "Pass such as 3, for every third frame.", maximum=MAX_FRAME_SKIP
+        )
         one_of("skip_reward", reward, SKIP_REWARDS)
         description = reader.describe()
         schema = description.schema
@@ -241,6 +244,8 @@ class MappedReader(ReaderOf):
     any length as `Ragged`, and returns the columns that it changed, or all of them, of
     as many steps. Its attribute ``schema`` declares columns that it adds: fields by
     path. Final rows are no steps: they stay as they are, with zeros in added columns.
+    Ends stay too: it must not change fields of the roles terminated and truncated, as
+    flags say the same.
 
     Statistics and the name of the buffer are left out. Where a field varies the
     function is called a second time, to measure its values.
@@ -353,6 +358,13 @@ class MappedReader(ReaderOf):
                 changed[path] = fields[path].rules.convert(fields[path], values, path, (steps,))
             except ReplayError as error:
                 raise SourceError(f"{at}: {error}") from error
+        for role in ("terminated", "truncated"):
+            for path in self._description.schema.role_paths(role):
+                if not np.array_equal(changed[path], episode.columns[path][:steps]):
+                    raise SourceError(
+                        f"{at} must not change {path!r}, as flags say where episodes end. Leave "
+                        "it out of what is returned."
+                    )
         observed = self._description.schema.role_paths("observation")
         if len(episode) > steps and any(
             path in self._added or not np.array_equal(changed[path], episode.columns[path][:steps])

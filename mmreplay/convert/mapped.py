@@ -88,7 +88,7 @@ class ChangedReader(ReaderOf):
         schema = description.schema
         dropped: set[str] = set()
         if changes.drop:
-            dropped.update(paths_of(schema.paths, _listed("drop", changes.drop), own_names))
+            dropped.update(paths_of(schema.paths, _listed("drop", changes.drop), own_names, "drop"))
         self._paths = tuple(path for path in schema.paths if path not in dropped)
         if not self._paths:
             raise SchemaError(
@@ -96,13 +96,13 @@ class ChangedReader(ReaderOf):
             )
         self._casts: dict[str, Cast] = {}
         for name, dtype in changes.cast.items():
-            (path, *more) = paths_of(schema.paths, [name], own_names)
+            (path, *more) = paths_of(schema.paths, [name], own_names, "cast")
             if more:
                 raise SchemaError(f"cast: {shown(name)} is several fields. Cast each by its path.")
             self._casts[path] = Cast(path, schema.fields[path], dtype)
         self._names = {path: path for path in self._paths}
         for name, new in changes.rename.items():
-            for path in paths_of(schema.paths, [name], own_names):
+            for path in paths_of(schema.paths, [name], own_names, "rename"):
                 top = name if path in under(schema.paths, name) else path
                 self._names[path] = _joined(new, path[len(top) :])
         changed_fields: dict[str, Field] = {}
@@ -209,6 +209,13 @@ class Cast:
                 rounded = np.isfinite(before) & (before != 0) & ~wrong
                 if rounded.any():
                     self.error = max(self.error, float(relative[rounded].max()))
+                if numbers.dtype.kind in "iu":
+                    # float64 holds no larger integers exactly: Python's are compared.
+                    large = (np.abs(before) >= 1 << 53) & ~wrong
+                    for value, got in zip(
+                        numbers[large].tolist(), back[large].tolist(), strict=True
+                    ):
+                        self.error = max(self.error, abs(int(got) - value) / abs(value))
             else:
                 # By value: an integer that wraps, a fraction, NaN.
                 wrong = np.asarray(cast != numbers, bool)

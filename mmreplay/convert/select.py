@@ -23,6 +23,7 @@ from mmreplay.convert.condition import parse
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.ranges import RangesReader, RowRanges, select_ranges
+from mmreplay.convert.staging import STAGED
 from mmreplay.errors import SchemaError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, meant, under
 from mmreplay.ring import Span
@@ -190,7 +191,10 @@ def select(
 
 
 def paths_of(
-    paths: tuple[str, ...], fields: Sequence[str], own_names: OwnNames | None = None
+    paths: tuple[str, ...],
+    fields: Sequence[str],
+    own_names: OwnNames | None = None,
+    option: str = "fields",
 ) -> tuple[str, ...]:
     """Paths of the fields and subtrees that a user names, in schema order.
 
@@ -199,6 +203,7 @@ def paths_of(
         fields: As the user named them.
         own_names: Other names of the fields, see `Reader.own_names`. One that is named
             in full is that column, whatever path has the same name.
+        option: Of the user, for errors.
 
     Raises:
         SchemaError: A name is no field, or there is none.
@@ -219,12 +224,14 @@ def paths_of(
             found = {path for own in exact for path in known[own]}.intersection(paths)
             found.update(under(paths, name) if name not in known else ())
         if not found:
-            raise _unknown(name, paths, known)
+            raise _unknown(name, paths, known, option)
         selected.update(found)
     return tuple(path for path in paths if path in selected)
 
 
-def _unknown(name: object, paths: tuple[str, ...], known: Iterable[str]) -> SchemaError:
+def _unknown(
+    name: object, paths: tuple[str, ...], known: Iterable[str], option: str
+) -> SchemaError:
     """The error for a name that is neither a field nor a subtree."""
     legal = {
         SEPARATOR.join(parts[:depth])
@@ -233,7 +240,8 @@ def _unknown(name: object, paths: tuple[str, ...], known: Iterable[str]) -> Sche
     }
     advice = meant(name, sorted(legal - {name}), "Check the spelling.")
     return SchemaError(
-        f"fields must be fields or subtrees of {', '.join(paths[:20])}, got {shown(name)}. {advice}"
+        f"{option} must be fields or subtrees of {', '.join(paths[:20])}, got {shown(name)}. "
+        f"{advice}"
     )
 
 
@@ -483,6 +491,11 @@ def check_splits(splits: Mapping[str, float]) -> None:
             raise SchemaError(
                 "names of splits must be 1 to 64 letters, digits, '_', '-' or '.', and begin with "
                 f"a letter or digit, got {shown(name)}. Pass such as 'train'."
+            )
+        if name.startswith(STAGED):
+            raise SchemaError(
+                f"names of splits must not begin with {STAGED!r}, got {name!r}. Such names are for "
+                "unfinished targets."
             )
     shares = [*splits.values()]
     if not all(is_number(share) and 0 < share <= 1 for share in shares) or (

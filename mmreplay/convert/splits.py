@@ -30,7 +30,8 @@ def write_splits(
         target: The folder to make.
         write_one: Writes one of them.
         suffix: Of the names of their files.
-        overwrite: Replace a folder that holds exactly such files or folders.
+        overwrite: Replace a folder that holds exactly such files or folders, of which
+            `write_one` may replace every one: its `Staging` decides.
         progress: Called after each block with (rows done, rows in all).
 
     Returns:

@@ -97,30 +97,36 @@ class Staging:
                 rename(self._old, self.target)
 
     def _refuse_target(self) -> None:
-        target = self.target
-        if not os.path.lexists(target):
-            return
-        if not self._overwrite:
+        if os.path.lexists(self.target) and not self._overwrite:
             raise FormatError(
-                f"{target} already exists. Choose another path, or pass overwrite=True "
+                f"{self.target} already exists. Choose another path, or pass overwrite=True "
                 "(--overwrite) to replace it."
             )
+        self._refuse_other(self.target)
+        outer = self.target.parent
+        if outer.name.startswith(f"{STAGED}new-") and (outer / UNFINISHED).exists():
+            # One of several targets in a staged folder (a split): it takes the place of
+            # what the folder's target holds under its name.
+            final = outer.with_name(outer.name.removeprefix(f"{STAGED}new-"))
+            self._refuse_other(final / self.target.name)
+
+    def _refuse_other(self, target: Path) -> None:
+        """Refuse to replace other than a file, a buffer, or a folder of this format."""
+        if not os.path.lexists(target):
+            return
         is_folder = target.is_dir() and not target.is_symlink()
         if self._folder and not is_folder:
             raise FormatError(
                 f"{target} is a file or a link, which a folder does not replace. "
                 "Remove it yourself, or choose another path."
             )
-        if is_folder and not self._known() and any(target.iterdir()):
+        known = is_folder and (is_buffer(target) or self._owns(target))
+        if is_folder and not known and any(target.iterdir()):
             raise FormatError(
                 f"{target} is a folder that holds no buffer or other files too, which "
                 "is not replaced. Remove it yourself, or choose another path."
             )
         refuse_open(target, True)
-
-    def _known(self) -> bool:
-        """Return whether the target is a buffer, or a folder of this format."""
-        return is_buffer(self.target) or self._owns(self.target)
 
     def _sweep(self) -> None:
         """Remove what a killed run left.

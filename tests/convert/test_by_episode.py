@@ -178,7 +178,11 @@ def test_a_sum_that_the_dtype_does_not_hold_is_refused(tmp_path, dtype, rewards,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frame_skip": 1}, "frame_skip must be an integer of at least 2, got 1. Pass such as 3"),
+        (
+            {"frame_skip": 1},
+            r"frame_skip must be an integer in \[2, 2147483648\], got 1. Pass such",
+        ),
+        ({"frame_skip": 10**20}, r"integer in \[2, 2147483648\], got 100000000000000000000"),
         ({"frame_skip": 2.5}, "frame_skip must be an integer"),
         ({"frame_skip": 2, "skip_reward": "mean"}, "skip_reward must be one of"),
         ({"skip_reward": "last"}, "skip_reward needs frame_skip, got 'last' alone"),
@@ -348,6 +352,11 @@ def doubles(columns):
 doubles.schema = {"reward": mr.Field((), "int32")}
 
 
+def writes_an_end(columns):
+    columns["truncated"][1] = True
+    return {}
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -370,6 +379,35 @@ def test_a_function_that_is_wrong_is_named_with_its_episode(tmp_path, function, 
     with pytest.raises(SourceError, match=message):
         mr.load(tmp_path / "a", tmp_path / "x", map=function)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        (lambda columns: {"terminated": np.zeros(4, bool)}, "terminated"),
+        (lambda columns: {"truncated": [True] * 4}, "truncated"),
+        (writes_an_end, "truncated"),
+        (lambda columns: {**columns, "reward": [2.0] * 4}, None),
+    ],
+)
+def test_a_function_does_not_change_where_episodes_end(tmp_path, function, field):
+    schema = mr.Schema({**FIELDS, "truncated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 50) as buffer:
+        for n in range(4):
+            ends = {"terminated": n == 3, "truncated": False}
+            buffer.add(observation=[n, n], action=n, reward=1.0, **ends)
+    if field is None:
+        mr.load(tmp_path / "a", tmp_path / "x", map=function)
+        with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+            rows = buffer.gather_all()
+            assert rows["reward"].tolist() == [2.0] * 4
+            assert rows["terminated"].tolist() == [False, False, False, True]
+        return
+    message = rf"environment 0 must not change '{field}', as flags say where episodes end. Leave"
+    for name, convert in (("x", mr.load), ("x.npz", mr.export), ("x.csv", mr.export)):
+        with pytest.raises(SourceError, match=message):
+            convert(tmp_path / "a", tmp_path / name, map=function)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
 
 def test_an_episode_of_several_sources_is_named_with_its_own(tmp_path):

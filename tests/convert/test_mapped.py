@@ -147,6 +147,29 @@ def test_a_value_that_the_dtype_does_not_hold_is_refused(tmp_path, dtype, value,
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "target", "error"),
+    [
+        ("int64", 2**53 + 1, "float64", 2**-53),
+        ("int64", -(2**53) - 1, "float64", 2**-53),
+        ("uint64", 2**64 - 1, "float64", 2**-64),
+        ("int64", 2**63 - 1, "float32", 2**-63),
+        ("int64", 2**24 + 1, "float32", 2**-24),
+        ("int64", 2**53 + 2, "float64", 0),
+        ("int64", -(2**63), "float64", 0),
+        ("int64", 2**60, "bfloat16", 0),
+    ],
+)
+def test_a_note_says_how_much_an_integer_was_rounded(tmp_path, dtype, value, target, error):
+    schema = mr.Schema({"x": mr.Field((), dtype)})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.extend(x=np.array([0, value, 1], dtype))
+    report = mr.load(tmp_path / "a", tmp_path / "b", cast={"x": target})
+    notes = [note for note in report.notes if "rounded" in note]
+    wanted = f"field 'x' was rounded to {target}, by at most {error:.2g} of a value"
+    assert notes == ([wanted] if error else [])
+
+
 def test_infinity_and_nan_stay_what_they_are(tmp_path):
     schema = mr.Schema({"x": mr.Field((), "float64")})
     values = [np.inf, -np.inf, np.nan, 0.0]
@@ -161,7 +184,9 @@ def test_infinity_and_nan_stay_what_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drop": ["nope"]}, "nope"),
+        ({"drop": ["nope"]}, "drop must be fields or subtrees of .*, got 'nope'"),
+        ({"cast": {"nope": "int8"}}, "cast must be fields or subtrees of .*, got 'nope'"),
+        ({"rename": {"nope": "a"}}, "rename must be fields or subtrees of .*, got 'nope'"),
         ({"drop": "note"}, r"drop must be a list of paths, got 'note'. Pass \['note'\]"),
         (
             {"drop": ["observation", "action", "reward", "note", "terminated"]},
@@ -190,6 +215,14 @@ def test_the_command_line_changes_likewise(cli, ring, tmp_path):
     schema, after, _ = columns_of(tmp_path / "a")
     assert schema.paths == ("action", "score", "terminated")
     assert after["action"].dtype == np.int8
+
+
+def test_an_error_names_its_source_once(cli, tmp_path):
+    schema = mr.Schema({"x": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 9) as buffer:
+        buffer.extend(x=np.array([1, 300]))
+    code, _, err = cli(tmp_path / "a", tmp_path / "b", "--cast", "x=uint8")
+    assert (code, err.count("while reading")) == (3, 1)
 
 
 @pytest.mark.parametrize(

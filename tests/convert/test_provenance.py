@@ -264,6 +264,37 @@ def test_selections_that_cannot_be_saved_are_refused(cli, tmp_path, monkeypatch)
     assert saved.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("x", "x is DST, "),
+        ("x/sel.json", "sel.json is inside DST, "),
+        ("a/sel.json", "sel.json is inside SRC, "),
+        ("link/sel.json", "sel.json is inside SRC, "),
+        ("b.npz", "b.npz is SRC, "),
+        (".", "holds SRC, "),
+        ("none/sel.json", "must be a file in a folder that exists, got "),
+        ("other", "must be a file in a folder that exists, got "),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["-n"]])
+def test_a_selection_is_not_saved_into_a_source_or_target(cli, tmp_path, file, message, more):
+    ring(tmp_path / "a", steps=18)
+    mr.export(tmp_path / "a", tmp_path / "b.npz")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "other").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    source = tmp_path / ("b.npz" if file == "b.npz" else "a")
+    data = (tmp_path / "b.npz").read_bytes()
+    words = (source, tmp_path / "x", "--save-selection", tmp_path / file, "--overwrite", *more)
+    code, _, err = cli(*words)
+    assert (code, err.count("\n")) == (3, 1)
+    assert "--save-selection" in err
+    assert message in err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "b.npz").read_bytes() == data
+
+
 # Bars.
 
 

@@ -124,6 +124,15 @@ def test_splits_are_files_of_the_format_that_is_named(cli, tmp_path):
     assert plan["splits"] == {"train": 15, "val": 3}
 
 
+def test_a_plan_of_splits_says_each_step_once(cli, tmp_path):
+    ring(tmp_path / "a", steps=18)
+    words = ("--split", "train=0.5,val=0.5", "--drop", "reward", "-n")
+    _, out, _ = cli(tmp_path / "a", tmp_path / "x", *words)
+    assert out.count("drop: reward") == 1
+    plan = json.loads(cli(tmp_path / "a", tmp_path / "x", *words, "--json")[1])
+    assert plan["steps"] == ["the source has 6 episodes", "splits: train 3, val 3", "drop: reward"]
+
+
 def test_progress_goes_over_all_splits(tmp_path):
     ring(tmp_path / "a", steps=18)
     seen = []
@@ -140,6 +149,10 @@ def test_progress_goes_over_all_splits(tmp_path):
         ({"a/b": 1.0}, "names of splits must be 1 to 64 letters.* got 'a/b'"),
         ({".x": 1.0}, "begin with a letter or digit, got '.x'"),
         ({3: 1.0}, "names of splits must be .* got 3"),
+        (
+            {"a": 0.5, "tmp-mmreplay-new-x": 0.5},
+            "names of splits must not begin with 'tmp-mmreplay-', got 'tmp-mmreplay-new-x'",
+        ),
         ({"a": 0.5, "b": 0.4}, r"must be above 0 and 1 together, got \[0.5, 0.4\]"),
         ({"a": 1.5, "b": -0.5}, "must be above 0 and 1 together"),
         ({"a": float("nan")}, "must be above 0 and 1 together"),
@@ -192,6 +205,50 @@ def test_only_a_folder_of_these_splits_is_replaced(tmp_path):
     assert contents(target) == before
 
 
+@pytest.mark.parametrize("format", ["buffer", "lerobot", "parquet"])
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_a_split_with_other_files_is_not_replaced(tmp_path, format, name):
+    source, target = ring(tmp_path / "a", steps=18), tmp_path / "x"
+
+    def write(**options):
+        if format == "buffer":
+            return mr.load(source, target, splits=SHARES, **options)
+        more = {"lerobot": {"fps": 10}, "parquet": {"file_nbytes": 1 << 16}}[format]
+        return mr.export(source, target, splits=SHARES, format=format, **more, **options)
+
+    write()
+    write(overwrite=True, seed=1)
+    split = target / (f"{name}.parquet" if format == "parquet" else name)
+    (split / "thesis.txt").write_text("mine")
+    before = contents(target)
+    with pytest.raises(FormatError, match=rf"x/{split.name} is a folder that holds no buffer or"):
+        write(overwrite=True)
+    assert contents(target) == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "x"]
+
+
+def test_folders_and_files_of_the_user_with_names_of_splits_are_not_replaced(cli, tmp_path):
+    source, target = ring(tmp_path / "a", steps=18), tmp_path / "x"
+    (target / "train").mkdir(parents=True)
+    (target / "train" / "thesis.txt").write_text("mine")
+    (target / "val").mkdir()
+    with pytest.raises(FormatError, match="x/train is a folder that holds no buffer or other"):
+        mr.load(source, target, splits=SHARES, overwrite=True)
+    words = (source, target, "--split", "train=0.7,val=0.3", "--overwrite")
+    assert "target        is refused, unless an earlier run made" in cli(*words, "-n")[1]
+    (target / "train" / "thesis.txt").unlink()
+    (target / "val").rmdir()
+    (target / "val").write_text("mine")
+    with pytest.raises(FormatError, match="x/val is a file or a link, which a folder does not"):
+        mr.load(source, target, splits=SHARES, overwrite=True)
+    assert contents(target) == {"val": b"mine"}
+    (target / "val").unlink()
+    (target / "val").mkdir()
+    assert "target        is replaced" in cli(*words, "-n")[1]
+    mr.load(source, target, splits=SHARES, overwrite=True)
+    assert sorted(steps_in(target / "train") + steps_in(target / "val")) == [*range(18)]
+
+
 def test_a_split_that_fails_leaves_nothing(tmp_path, monkeypatch):
     ring(tmp_path / "a", steps=18)
     opened, write = [], buffer_writer.BufferWriter.write
@@ -211,7 +268,10 @@ def test_a_split_that_fails_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--split", "train"], "--split must be A=B, got 'train'"),
+        (
+            ["--split", "train"],
+            "--split must be names with shares, such as train=0.9,val=0.1, got 'train'",
+        ),
         (["--split", "train=most"], "--split must be names with shares, such as train=0.9,val=0.1"),
         (["--split", "a=0.5,a=0.5"], "--split must give 'a' once, got it twice"),
         (["--split", "a=0.5,b=0.5", "--save-selection", "f"], "exclude each other"),

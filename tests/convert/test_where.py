@@ -480,7 +480,15 @@ def test_numbers_come_from_a_file(cli, ring, tmp_path, text):
         (["--episodes", "@words.txt"], 3, "got 'one'. Write one number in a line."),
         (["--where", "lenght > 3"], 3, "where: 'lenght' is unknown. Did you mean length?"),
         (["--where", "length > 3", "--rows", "0:3"], 3, "where and rows exclude each other"),
-        (["--top", "x"], 2, "Invalid value for '--top'"),
+        (["--top", "x"], 2, "Invalid value for '--top': must be a number such as 0.1, got 'x'"),
+        (["--top", "10%"], 2, "'--top': must be a number, got '10%'. Pass 0.1."),
+        (["--fraction", "2.5 %"], 2, "'--fraction': must be a number, got '2.5 %'. Pass 0.025."),
+        (
+            ["--episodes", "0-20"],
+            2,
+            "must be A:B such as 0:100, a list such as 3,7,20:40, or @FILE with numbers, got '0-20",
+        ),
+        (["--skip", "x"], 2, "--skip must be A:B such as 0:100, a list such as 3,7,20:40, or @"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
