@@ -184,6 +184,7 @@ class LerobotReader(FragmentReader):
 
     Attributes:
         skipped: Names of the videos that are left out.
+        texts: Whether a task has a text that is not empty.
     """
 
     def __init__(
@@ -233,6 +234,7 @@ class LerobotReader(FragmentReader):
         tasks = None
         if self._integers(TASK_INDEX) is not None:
             tasks = read_tasks(frames.folder)
+        self.texts = tasks is not None and bool(tasks.texts.lengths.any())
         if tasks is not None:
             paths[TEXTS] = TASK
         ends = dict.fromkeys(ENDS, EPISODE if self._done is None else DONE)
@@ -773,4 +775,6 @@ def _open(
         options = (video, done, allow_expansion, chosen)
         known = record is not None
         reader = LerobotReader(frames, notes, info, *options, stored=stored, recorded=known)
-        return reader if record is None else restored(reader, record, reader.skipped)
+        if record is None:
+            return reader
+        return restored(reader, record, reader.skipped, texts=reader.texts)

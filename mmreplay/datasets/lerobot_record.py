@@ -26,12 +26,15 @@ from mmreplay.disk import files
 from mmreplay.episodes import BREAK, START
 from mmreplay.errors import FormatError, ReplayError
 from mmreplay.format.metadata import AUTORESETS, Autoreset
+from mmreplay.nesting import under
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits
 from mmreplay.strict_json import Json
 
 RECORD = "meta/mmreplay.json"
+TASK = "task"
+"""The field of the texts of tasks, as a reader of any dataset names it."""
 FORMAT, VERSION = "mmreplay lerobot", 1
 MAX_NBYTES = 16 << 20
 
@@ -105,15 +108,28 @@ def read_record(folder: Path) -> Record | None:
     return Record(schema, named, task, autoreset, user)
 
 
-def restored(reader: Reader, record: Record, left_out: Sequence[str]) -> Reader:
+def restored(
+    reader: Reader, record: Record, left_out: Sequence[str], *, texts: bool = False
+) -> Reader:
     """A reader of the fields of a record, or the reader itself where they do not fit.
 
     Args:
         reader: Of the dataset as any other; it is closed with the result.
         record: Of the dataset.
         left_out: Features that the user leaves out.
+        texts: A task of the dataset has a text. Where the record names no field for it,
+            field ``task`` is added.
     """
     own_names, schema = reader.own_names(), reader.describe().schema
+    if texts and not record.task:
+        if under(record.schema.paths, TASK):
+            reader.report.doubt(
+                f"the texts of the tasks were left out, as {RECORD} names fields below {TASK!r}"
+            )
+        elif TASK in schema:
+            fields = {**record.schema.fields, TASK: schema[TASK]}
+            widened = Schema.from_flat(fields, record.schema.roles)
+            record = replace(record, schema=widened, task=TASK)
     sources: dict[str, str] = {}
     for path, each in record.schema.fields.items():
         source = ""
@@ -122,7 +138,7 @@ def restored(reader: Reader, record: Record, left_out: Sequence[str]) -> Reader:
                 continue
             (source,) = own_names.get(record.names[path], ("",))
         elif path == record.task:
-            source = "task"
+            source = TASK
         elif path in (ends := {record.schema.role(end): end for end in ENDS}):
             source = ends[path]
         if source not in schema or not _fits(each, schema[source]):

@@ -4,6 +4,7 @@ import json
 import time
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import mmreplay as mr
@@ -11,7 +12,7 @@ from mmreplay.cli.run import run
 from mmreplay.datasets import images, lerobot_video
 from mmreplay.datasets.lerobot_writer import Sizes
 from tests.convert.foreign.lerobot_sets import FPS, TOP, WRIST, code, codes_of, export, ring
-from tests.convert.foreign.test_lerobot_export import filled, info_of, table_of
+from tests.convert.foreign.test_lerobot_export import filled, info_of, rows_of, table_of
 
 pytest.importorskip("av")
 LENGTHS = (5, 1, 8, 3, 6, 2, 7, 4)
@@ -170,6 +171,44 @@ def test_damaged_videos_are_named_and_nothing_appears(source, tmp_path, capsys):
     assert run(["convert", str(folder), str(tmp_path / "made"), "--to", "lerobot"]) != 0
     assert path.name in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
+
+
+def tasks_of(folder):
+    """The text of the task of each row of a set."""
+    tasks = pq.read_table(folder / "meta" / "tasks.parquet").to_pydict()
+    texts = dict(zip(tasks["task_index"], tasks["task"], strict=True))
+    return [texts[number] for number in table_of(folder)["task_index"]]
+
+
+def test_a_task_that_was_an_option_stays_from_set_to_set_and_to_a_ring(tmp_path):
+    filled(tmp_path / "ring", {}, {})
+    for task in ("pick", "place"):
+        mr.export(tmp_path / "ring", tmp_path / task, format="lerobot", fps=FPS, task=task)
+    convert(tmp_path / "pick", tmp_path / "some", "--episodes", "1")
+    assert tasks_of(tmp_path / "some") == ["pick"] * 3
+    convert(tmp_path / "place", tmp_path / "some", tmp_path / "both")
+    assert tasks_of(tmp_path / "both") == ["place"] * 6 + ["pick"] * 3
+    mr.load(tmp_path / "both", tmp_path / "back")
+    rows, schema = rows_of(tmp_path / "back")
+    assert rows["task"] == ["place"] * 6 + ["pick"] * 3
+    before = rows_of(tmp_path / "ring")[1]
+    assert dict(schema.fields) == {**before.fields, "task": schema["task"]}
+    assert schema.roles == before.roles
+
+
+def test_an_empty_task_adds_no_field(tmp_path):
+    filled(tmp_path / "ring", {}, {})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
+    mr.load(tmp_path / "set", tmp_path / "back")
+    assert rows_of(tmp_path / "back")[1] == rows_of(tmp_path / "ring")[1]
+
+
+def test_a_task_has_no_field_beside_fields_below_its_name(tmp_path):
+    filled(tmp_path / "ring", {"task/x": mr.Field((), "int64")}, {"task/x": range(6)})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS, task="pick")
+    report = mr.load(tmp_path / "set", tmp_path / "back")
+    assert any("the texts of the tasks were left out, as meta/mmrep" in d for d in report.doubts)
+    assert rows_of(tmp_path / "back")[0]["task/x"].tolist() == [*range(6)]
 
 
 @pytest.mark.slow
