@@ -62,6 +62,7 @@ from mmreplay.datasets.lerobot_episodes import (
     read_statistics,
 )
 from mmreplay.datasets.lerobot_frames import Camera
+from mmreplay.datasets.lerobot_layout import MAX_FPS, MIN_FPS, is_rate
 from mmreplay.datasets.lerobot_record import read_record, restored
 from mmreplay.datasets.lerobot_stats import Statistics
 from mmreplay.datasets.lerobot_writer import open_writer as open_writer
@@ -394,11 +395,11 @@ class LerobotReader(FragmentReader):
         rows = self._columns.get(TIMESTAMP)
         if rows is None:
             fps = self._info.get("fps")
-            if not isinstance(fps, int | float) or not 0 < fps < np.inf:
+            if not is_rate(fps):
                 raise FormatError(
-                    f"{self._frames.folder}: fps of info.json must be above 0 to find "
-                    f"frames of videos without {TIMESTAMP!r}, got {str(fps)[:40]}. "
-                    "Correct it, or pass video='skip'."
+                    f"{self._frames.folder}: fps of info.json must be from {MIN_FPS} to "
+                    f"{MAX_FPS} to find frames of videos without {TIMESTAMP!r}, got "
+                    f"{str(fps)[:40]}. Correct it, or pass video='skip'."
                 )
             return _CountedTimes(self._episodes.bounds, fps)
         if not is_scalar(rows.shape) or rows.dtype not in ("float32", "float64"):

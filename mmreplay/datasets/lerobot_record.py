@@ -21,7 +21,7 @@ from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.description import Description, select_fields
 from mmreplay.datasets.common.rows import Array, is_scalar
 from mmreplay.datasets.lerobot_frames import StoredFrames
-from mmreplay.datasets.lerobot_layout import ENDS, Layout
+from mmreplay.datasets.lerobot_layout import ENDS, WIDER, Layout
 from mmreplay.disk import files
 from mmreplay.episodes import BREAK, START
 from mmreplay.errors import FormatError, ReplayError
@@ -136,15 +136,23 @@ def restored(
         if path in record.names:
             if record.names[path] in left_out:
                 continue
-            (source,) = own_names.get(record.names[path], ("",))
+            found = own_names.get(record.names[path], ())
+            # Both ends may come of one column, which is no feature of a field then.
+            source = found[0] if len(found) == 1 else ""
         elif path == record.task:
             source = TASK
         elif path in (ends := {record.schema.role(end): end for end in ENDS}):
             source = ends[path]
         if source not in schema or not _fits(each, schema[source]):
             reader.report.doubt(
-                f"{RECORD} names field {path!r}, and the dataset has no data of its shape: the "
-                "record was not used"
+                f"{RECORD} names field {path!r}, and the dataset has no data of its shape and "
+                "dtype: the record was not used"
+            )
+            return reader
+        if source in sources.values():
+            reader.report.doubt(
+                f"{RECORD} names two fields of {source!r}, such as {path!r}: the record was not "
+                "used"
             )
             return reader
         sources[path] = source
@@ -152,11 +160,19 @@ def restored(
 
 
 def _fits(field: Field, stored: Field) -> bool:
-    """Whether the values of a field can be made of those that a dataset has."""
+    """Whether a dataset has what an export makes of a field."""
     if field.varies or stored.varies:
         return field.kind == stored.kind
-    images = len(stored.shape) in (2, 3) and len(field.shape) == 3 and field.dtype == "uint8"
-    return images or math.prod(field.shape) == math.prod(stored.shape)
+    # Another dtype would be cast, which loses fractions and large numbers.
+    if stored.dtype != WIDER.get(field.dtype, field.dtype):
+        return False
+    if field.dtype == "uint8" and len(field.shape) == 3 and len(stored.shape) in (2, 3):
+        height, width, *channels = stored.shape
+        first = field.shape[0] in (1, 3) and field.shape[1:] == (height, width)
+        if first or field.shape[:2] == (height, width):
+            # Of a video with three channels a gray image has one.
+            return field.shape[0 if first else -1] <= math.prod(channels)
+    return math.prod(field.shape) == math.prod(stored.shape)
 
 
 class RecordedReader(Reader):

@@ -41,7 +41,14 @@ from mmreplay.datasets.lerobot_stats import (
     as_json,
     merged,
 )
-from mmreplay.datasets.lerobot_video import PIXELS, Codec, Packets, VideoFile, find_codec
+from mmreplay.datasets.lerobot_video import (
+    PIXELS,
+    Codec,
+    Packets,
+    VideoFile,
+    check_options,
+    find_codec,
+)
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
@@ -120,7 +127,10 @@ def planned(
 
 def checked_codec(layout: Layout, codec: object, crf: object, gop: object) -> Codec | None:
     """How videos are encoded; None where none is written."""
-    return find_codec(codec, crf, gop) if layout.cameras else None
+    if layout.cameras:
+        return find_codec(codec, crf, gop)
+    check_options(codec, crf, gop)
+    return None
 
 
 def owns(folder: Path) -> bool:

@@ -196,6 +196,24 @@ def test_a_task_that_was_an_option_stays_from_set_to_set_and_to_a_ring(tmp_path)
     assert schema.roles == before.roles
 
 
+def test_fewer_steps_have_fewer_frames_a_second(tmp_path, capsys):
+    filled(tmp_path / "ring", {}, {}, user_metadata={"fps": 8})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=10)
+    convert(tmp_path / "set", tmp_path / "half", "--frame-skip", "2")
+    assert info_of(tmp_path / "half")["fps"] == 5
+    mr.load(tmp_path / "half", tmp_path / "back")
+    with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
+        user = buffer.metadata.user
+        assert (user["fps"], user["lerobot"]["fps"]) == (4, 5)
+    third = [str(tmp_path / "set"), str(tmp_path / "third"), "--to", "lerobot", "--frame-skip", "3"]
+    assert run(["convert", *third]) != 0
+    message = capsys.readouterr().err
+    assert "fps of user metadata 'lerobot' must be a whole number" in message
+    assert not (tmp_path / "third").exists()
+    convert(tmp_path / "set", tmp_path / "third", "--frame-skip", "3", "-o", "fps=3")
+    assert info_of(tmp_path / "third")["fps"] == 3
+
+
 def test_an_empty_task_adds_no_field(tmp_path):
     filled(tmp_path / "ring", {}, {})
     mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
@@ -203,7 +221,7 @@ def test_an_empty_task_adds_no_field(tmp_path):
     assert rows_of(tmp_path / "back")[1] == rows_of(tmp_path / "ring")[1]
 
 
-def test_a_task_has_no_field_beside_fields_below_its_name(tmp_path):
+def test_a_task_has_no_field_where_others_lie_below_its_name(tmp_path):
     filled(tmp_path / "ring", {"task/x": mr.Field((), "int64")}, {"task/x": range(6)})
     mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS, task="pick")
     report = mr.load(tmp_path / "set", tmp_path / "back")
