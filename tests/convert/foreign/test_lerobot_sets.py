@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import pairwise
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -79,6 +80,30 @@ def test_episodes_that_are_selected_keep_their_frames_to_the_bit(
     for name in (key for key in whole if key.startswith(f"stats/{TOP}")):
         assert episodes[name] == [whole[name][number] for number in (0, 2, 3, 6)]
     assert info_of(tmp_path / "some")["features"] == info_of(folder)["features"]
+
+
+def test_conditions_read_the_frames_of_cameras(source, tmp_path, capsys):
+    folder, steps = source
+    before = decoded(folder, tmp_path)
+    frames = before[CAMERAS[0]]
+    firsts = [row for row, step in enumerate(steps) if not step["frame"]]
+    episodes = [*pairwise([*firsts, len(steps)])]
+    means = [float(frames[slice(*each)].mean()) for each in episodes]
+    # Between two means, so that no rounding decides.
+    limit = float(np.mean(np.sort(means)[3:5]))
+    rows = [
+        row
+        for mean, each in zip(means, episodes, strict=True)
+        if mean > limit
+        for row in range(*each)
+    ]
+    report = reported(
+        capsys, folder, tmp_path / "some", "--where", f"mean(`{CAMERAS[0]}`) > {limit}"
+    )
+    assert not any("encoded" in doubt for doubt in report["doubts"])
+    after = decoded(tmp_path / "some", tmp_path)
+    for name in before:
+        np.testing.assert_array_equal(np.asarray(before[name])[rows], after[name], err_msg=name)
 
 
 def test_sets_are_merged_without_encoding_again(source, tmp_path, capsys):
