@@ -235,7 +235,7 @@ class EachNth(ReaderOf):
 
 
 def _slower(metadata: Json, size: int) -> Json:
-    """User metadata whose ``fps``, where it is a number, counts steps made of several."""
+    """User metadata whose ``fps``, if it is a number, is of steps made of several."""
     fps = metadata.get("fps")
     if not is_number(fps):
         return metadata
