@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from mmreplay.datasets.lerobot_frames import StoredFrames
 from mmreplay.datasets.lerobot_layout import ENDS, WIDER, Layout
 from mmreplay.disk import files
 from mmreplay.episodes import BREAK, START
-from mmreplay.errors import FormatError, ReplayError
+from mmreplay.errors import FormatError, ReplayError, StaleError
 from mmreplay.format.metadata import AUTORESETS, Autoreset
 from mmreplay.nesting import under
 from mmreplay.ring import Span
@@ -57,6 +58,48 @@ def to_json(description: Description, layout: Layout) -> Json:
         "autoreset": description.autoreset,
         "user": description.user,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """What the record of a dataset said of appends when it was opened.
+
+    Attributes:
+        folder: Of the dataset.
+        count: How many there were; None of a dataset without appends.
+    """
+
+    folder: Path
+    count: object
+
+    @classmethod
+    def of(cls, folder: Path) -> Appends:
+        """Look at a dataset."""
+        path = folder / RECORD
+        try:
+            value = strict_json.parse(files.read_bytes(path, MAX_NBYTES), str(path))
+        except ReplayError:
+            # Whoever opens the dataset is told.
+            return cls(folder, None)
+        appends = value.get("appends")
+        return cls(folder, appends.get("count") if isinstance(appends, dict) else None)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Say so where reading fails since episodes were appended.
+
+        Raises:
+            StaleError: The dataset has more appends by now.
+        """
+        try:
+            yield
+        except ReplayError as error:
+            if self.count is None or Appends.of(self.folder) == self:
+                raise
+            raise StaleError(
+                f"{self.folder}: episodes were appended while it was read ({error}) Read a copy "
+                "that stays, which mr.linked_copy makes."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +257,10 @@ class RecordedReader(Reader):
     def own_names(self) -> dict[str, tuple[str, ...]]:
         """See `Reader.own_names`."""
         return self._own_names
+
+    def identity(self) -> object:
+        """See `Reader.identity`."""
+        return self._reader.identity()
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""

@@ -159,8 +159,15 @@ def find_packets(
 
     Returns:
         None where a frame is not there, or needs one that is not among them.
+
+    Raises:
+        CorruptError: The file is missing, or no video.
     """
-    times, units, keys, parameters = _index(path, os.stat(path).st_mtime_ns)
+    try:
+        modified_ns = os.stat(path).st_mtime_ns
+    except FileNotFoundError as error:
+        raise CorruptError(f"{path} is missing. Restore it from a copy.") from error
+    times, units, keys, parameters = _index(path, modified_ns)
     if not len(times) or (np.diff(times) <= 0).any():
         # Frames are stored in another order than they are shown.
         return None

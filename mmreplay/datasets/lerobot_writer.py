@@ -382,7 +382,8 @@ class UnitWriter:
             if name not in self._videos:
                 path = self._made(VIDEO_PATH, name)
                 if packets is not None:
-                    self._videos[name] = VideoFile.copying(path, fps, packets)
+                    with column.camera.named():
+                        self._videos[name] = VideoFile.copying(path, fps, packets)
                 else:
                     assert self._codec is not None
                     height, width, _ = each.shape
@@ -473,7 +474,8 @@ class UnitWriter:
                     f"frames of {name!r} lack packets in {frames.camera.episodes.paths[0].parent}. "
                     "Pass from.video=decode to encode them again."
                 )
-            self._videos[name].copy(packets)
+            with frames.camera.named():
+                self._videos[name].copy(packets)
             copied[name] = frames.statistics()
             del self._images[name]
         self._push(batch, tasks, over, cut | (truncated and not over[0]))

@@ -10,10 +10,12 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli.run import run
+from mmreplay.convert import registry
 from mmreplay.datasets import images, lerobot_video
 from mmreplay.datasets.lerobot_writer import Sizes
+from mmreplay.errors import FormatError, StaleError
 from tests.convert.foreign.lerobot_sets import FPS, TOP, WRIST, code, codes_of, export, ring
-from tests.convert.foreign.test_lerobot_export import filled, info_of, rows_of, table_of
+from tests.convert.foreign.test_lerobot_export import PLAIN, filled, info_of, rows_of, table_of
 
 pytest.importorskip("av")
 LENGTHS = (5, 1, 8, 3, 6, 2, 7, 4)
@@ -252,6 +254,52 @@ def test_a_task_has_no_field_where_others_lie_below_its_name(tmp_path):
     report = mr.load(tmp_path / "set", tmp_path / "back")
     assert any("the texts of the tasks were left out, as meta/mmrep" in d for d in report.doubts)
     assert rows_of(tmp_path / "back")[0]["task/x"].tolist() == [*range(6)]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_set_that_grows_while_it_is_read_is_named_and_what_to_do(tmp_path, stored):
+    fields = {"map": mr.Field((16, 16, 3), "uint8"), "terminated": mr.Field((), "bool")}
+    schema = mr.Schema.from_flat({**PLAIN, **fields})
+    with (
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 40, autoreset="disabled") as buffer,
+        mr.AutoExport(buffer, tmp_path / "set", format="lerobot", fps=FPS) as exporter,
+    ):
+
+        def record(steps):
+            for n in range(steps):
+                step = {"observation": np.zeros(2, "f4"), "action": n, "terminated": n == steps - 1}
+                buffer.add({**step, "map": np.full((16, 16, 3), 9, np.uint8)})
+            exporter.flush()
+
+        # Files of their own, until the third one is joined with both.
+        record(8)
+        record(4)
+        lerobot_set = registry.named("lerobot")
+        options = {} if stored else {"video": "decode"}
+        opened = registry.open_stored if stored else registry.open_reader
+        with opened(lerobot_set, tmp_path / "set", **options) as reader:
+            before = reader.identity()
+            last = list(reader.blocks(4))[-1].columns["map"] if stored else None
+            record(4)
+            lerobot_video._index.cache_clear()
+            message = r"set: episodes were appended while it was read \(.*\) Read a copy"
+            with pytest.raises(StaleError, match=message):
+                np.asarray(list(reader.blocks(4))[-1].columns["map"])
+            if last is not None:
+                with pytest.raises(StaleError, match=message):
+                    np.asarray(last)
+                with pytest.raises(StaleError, match=message):
+                    last.packets(FPS)
+        with opened(lerobot_set, tmp_path / "set", **options) as reader:
+            assert reader.identity() != before
+            assert reader.describe().rows == 16
+
+
+def test_a_file_that_is_gone_without_appends_is_missing(source, tmp_path):
+    folder, _ = source
+    next((folder / "videos" / TOP).rglob("*.mp4")).unlink()
+    with pytest.raises(FormatError, match="does not exist, but the dataset has frames"):
+        mr.load(folder, tmp_path / "back", video="decode")
 
 
 @pytest.mark.slow
