@@ -420,13 +420,16 @@ def remove_empty(path: Path, uuid: bytes | None = None) -> bool:
     return True
 
 
-def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:
+def refuse_inside(
+    target: Path, source: Path, folder: Path | None = None, *, what: str = "buffer"
+) -> None:
     """Refuse to write into a buffer's own folder, also through links.
 
     Args:
         target: The file or folder to make.
         source: The buffer.
         folder: The folder to write into; the target itself by default.
+        what: What the source is, for the error.
 
     Raises:
         FormatError: The folder is the buffer's, or inside it.
@@ -434,8 +437,8 @@ def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> Non
     root = os.path.realpath(source)
     if Path(os.path.realpath(folder or target)).is_relative_to(root):
         itself = os.path.realpath(target) == root
-        where = "the buffer itself" if itself else f"inside the buffer {source}"
-        raise FormatError(f"{target} is {where}. Choose a path outside the buffer.")
+        where = f"the {what} itself" if itself else f"inside the {what} {source}"
+        raise FormatError(f"{target} is {where}. Choose a path outside the {what}.")
 
 
 def open_reader(path: Path, policy: ReadPolicy = POLICY) -> OpenFiles:

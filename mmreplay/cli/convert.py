@@ -387,7 +387,8 @@ def convert(
     options |= {name: value for name, value in named.items() if value is not None}
     formats = [registry.source_format(source, from_) for source in sources]
     for source, reads in zip(sources, formats, strict=True):
-        transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
+        what = "buffer" if reads.name == registry.BUFFER else "source"
+        transfer.refuse_inside(target, source, what)
     writes = registry.target_format(target, to)
     of_sides = [transfer.split_options(reads, writes, options) for reads in formats]
     writing = of_sides[0][1]

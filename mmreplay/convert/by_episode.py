@@ -22,6 +22,7 @@ from mmreplay.errors import ReplayError, SchemaError, SourceError, shown
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
+from mmreplay.strict_json import Json
 
 Ids = NDArray[np.int64]
 SkipReward = Literal["sum", "last", "first"]
@@ -152,10 +153,10 @@ class EachNth(ReaderOf):
         counts = np.zeros(description.num_envs, np.int64)
         for rows, firsts in groups(reader.marks(), description.stop, self._size):
             counts += np.bincount(rows.env_ids[firsts], minlength=len(counts))
-        user, fps = description.user, description.user.get("fps")
-        if is_number(fps):
-            slower = fps / self._size
-            user = {**user, "fps": int(slower) if slower.is_integer() else slower}
+        user = _slower(description.user, self._size)
+        if isinstance(imported := user.get("lerobot"), dict):
+            # Where a dataset's own frames a second are.
+            user = {**user, "lerobot": _slower(imported, self._size)}
         self._description = replace(
             description,
             stop=description.first + counts,
@@ -234,6 +235,15 @@ class EachNth(ReaderOf):
                 "hold. Cast the field in a conversion before, or pass skip_reward='last'."
             )
         return np.asarray(sums.astype(field.numpy))
+
+
+def _slower(metadata: Json, size: int) -> Json:
+    """User metadata whose ``fps``, if it is a number, is of steps made of several."""
+    fps = metadata.get("fps")
+    if not is_number(fps):
+        return metadata
+    slower = fps / size
+    return {**metadata, "fps": int(slower) if slower.is_integer() else slower}
 
 
 class MappedReader(ReaderOf):

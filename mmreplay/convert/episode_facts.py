@@ -362,7 +362,8 @@ class _Steps:
         """See `Steps.field`."""
         if path not in self._columns:
             column, field = self._block.columns[path][self._steps], self._fields[path]
-            numbers = column if field.varies else field.rules.numbers(field, column)
+            # Frames of a video are decoded now.
+            numbers = column if field.varies else field.rules.numbers(field, np.asarray(column))
             self._columns[path] = numbers
         return self._columns[path]
 

@@ -209,6 +209,7 @@ class JoinedReader(Reader):
             if any(each.description.user.get(key) != first.user.get(key) for each in sources):
                 notes.doubt(
                     f"user metadata {key!r} differs between sources: the first one's was taken"
+                    + _unlike_rates(sources, key)
                 )
         description = replace(
             first,
@@ -271,6 +272,25 @@ class JoinedReader(Reader):
 
     def close(self) -> None:
         """See `Reader.close`: sources are open only while they are read."""
+
+
+def _unlike_rates(sources: Sequence[Source], key: str) -> str:
+    """What to say of user metadata by which sources have several fps, if they do."""
+    rates = []
+    for each in sources:
+        value = each.description.user.get(key)
+        rate = value if key == "fps" else None
+        if isinstance(value, dict):
+            rate = value.get("fps")
+        if rate is not None:
+            rates.append((rate, each.path))
+    for rate, path in rates[1:]:
+        if rate != rates[0][0]:
+            return (
+                f". fps is {rates[0][0]} in {rates[0][1]} and {rate} in {path}: to LeRobot, pass "
+                "fps= (-o fps=) if the first one is wrong"
+            )
+    return ""
 
 
 def _add(notes: Notes, path: Path, more: Notes) -> None:

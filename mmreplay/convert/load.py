@@ -144,7 +144,7 @@ def load(
     target_path = local(target, "target")
     for each in sources:
         is_buffer = each.format.name == registry.BUFFER
-        refuse_inside(target_path, each.path if is_buffer else None)
+        refuse_inside(target_path, each.path, "buffer" if is_buffer else "source")
     if splits is not None:
         registry.split_suffix(registry.BUFFERS, target_path)
     selection = selection_of(

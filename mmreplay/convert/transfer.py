@@ -194,16 +194,21 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
     return found
 
 
-def refuse_inside(target: Path, source: Path | None) -> None:
-    """Refuse a target inside the source buffer's folder, if it has one.
+def refuse_inside(target: Path, source: Path | None, what: str = "buffer") -> None:
+    """Refuse a target inside the source's folder, if it is one.
 
     The folder itself may be replaced, as may a link to it: see `staging`.
+
+    Args:
+        target: The file or folder to make.
+        source: A buffer, or a file or folder of another format; None of one in memory.
+        what: What the source is, for the error.
 
     Raises:
         FormatError: The target is inside.
     """
-    if source is not None:
-        opening.refuse_inside(target, source, target.parent)
+    if source is not None and (what == "buffer" or source.is_dir()):
+        opening.refuse_inside(target, source, target.parent, what=what)
 
 
 def selection_of(**options: Any) -> Selection | None:

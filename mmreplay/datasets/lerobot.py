@@ -62,7 +62,8 @@ from mmreplay.datasets.lerobot_episodes import (
     read_statistics,
 )
 from mmreplay.datasets.lerobot_frames import Camera
-from mmreplay.datasets.lerobot_record import read_record, restored
+from mmreplay.datasets.lerobot_layout import MAX_FPS, MIN_FPS, is_rate
+from mmreplay.datasets.lerobot_record import Appends, read_record, restored
 from mmreplay.datasets.lerobot_stats import Statistics
 from mmreplay.datasets.lerobot_writer import open_writer as open_writer
 from mmreplay.datasets.lerobot_writer import planned as planned
@@ -184,6 +185,7 @@ class LerobotReader(FragmentReader):
 
     Attributes:
         skipped: Names of the videos that are left out.
+        texts: Whether a task has a text that is not empty.
     """
 
     def __init__(
@@ -196,10 +198,11 @@ class LerobotReader(FragmentReader):
         allow_expansion: bool,
         fields: Sequence[str] | None = None,
         *,
+        appends: Appends,
         stored: bool = False,
         recorded: bool = False,
     ) -> None:
-        self._stays = stored
+        self._stays, self._appends = stored, appends
         self.skipped: list[str] = []
         self._frames = frames
         self._notes = notes
@@ -233,6 +236,7 @@ class LerobotReader(FragmentReader):
         tasks = None
         if self._integers(TASK_INDEX) is not None:
             tasks = read_tasks(frames.folder)
+        self.texts = tasks is not None and bool(tasks.texts.lengths.any())
         if tasks is not None:
             paths[TEXTS] = TASK
         ends = dict.fromkeys(ENDS, EPISODE if self._done is None else DONE)
@@ -294,7 +298,7 @@ class LerobotReader(FragmentReader):
                 found[path] = self._cameras[camera]
                 if self._stays:
                     known = self._episode_statistics(tables, camera)
-                    found[path] = Camera(self._cameras[camera], where, known)
+                    found[path] = Camera(self._cameras[camera], where, known, self._appends.named)
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:
@@ -304,13 +308,28 @@ class LerobotReader(FragmentReader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        yield from super().blocks(rows_per_block)
+        with self._appends.named():
+            yield from super().blocks(rows_per_block)
         for camera, frames in self._cameras.items():
             if frames.surplus:
                 self._notes.note(
                     f"{frames.surplus:,} frames in {frames.surplus_files:,} videos of "
                     f"{camera!r} belong to no episode, and were left out"
                 )
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`."""
+        with self._appends.named():
+            yield from super().marks()
+
+    def measures(self) -> Iterator[Block]:
+        """See `Reader.measures`."""
+        with self._appends.named():
+            yield from super().measures()
+
+    def identity(self) -> object:
+        """See `Reader.identity`: how many appends there were."""
+        return self._appends.count
 
     def _task_rows(self, tasks: Tasks, window: Window) -> TextRows:
         """Return the text of the task of each row."""
@@ -392,11 +411,11 @@ class LerobotReader(FragmentReader):
         rows = self._columns.get(TIMESTAMP)
         if rows is None:
             fps = self._info.get("fps")
-            if not isinstance(fps, int | float) or not 0 < fps < np.inf:
+            if not is_rate(fps):
                 raise FormatError(
-                    f"{self._frames.folder}: fps of info.json must be above 0 to find "
-                    f"frames of videos without {TIMESTAMP!r}, got {str(fps)[:40]}. "
-                    "Correct it, or pass video='skip'."
+                    f"{self._frames.folder}: fps of info.json must be from {MIN_FPS} to "
+                    f"{MAX_FPS} to find frames of videos without {TIMESTAMP!r}, got "
+                    f"{str(fps)[:40]}. Correct it, or pass video='skip'."
                 )
             return _CountedTimes(self._episodes.bounds, fps)
         if not is_scalar(rows.shape) or rows.dtype not in ("float32", "float64"):
@@ -758,6 +777,7 @@ def _open(
             "refuse datasets with videos."
         )
     check_done(done)
+    appends = Appends.of(path)
     info = _info(path)
     version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith(("v2", "v3")):
@@ -766,11 +786,16 @@ def _open(
             f"{str(version)[:40]!r}. Convert the dataset with LeRobot."
         )
     notes = Notes()
-    record = read_record(path)
-    frames = Frames(path, notes)
-    with undone_by(frames.close):
-        chosen = fields if record is None else None
-        options = (video, done, allow_expansion, chosen)
-        known = record is not None
-        reader = LerobotReader(frames, notes, info, *options, stored=stored, recorded=known)
-        return reader if record is None else restored(reader, record, reader.skipped)
+    with appends.named():
+        record = read_record(path)
+        frames = Frames(path, notes)
+        with undone_by(frames.close):
+            chosen = fields if record is None else None
+            options = (video, done, allow_expansion, chosen)
+            known = record is not None
+            reader = LerobotReader(
+                frames, notes, info, *options, appends=appends, stored=stored, recorded=known
+            )
+            if record is None:
+                return reader
+            return restored(reader, record, reader.skipped, texts=reader.texts)

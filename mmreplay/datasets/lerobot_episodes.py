@@ -20,6 +20,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.convert.parquet import ParquetFile, first_null, has_nulls
 from mmreplay.datasets.common.rows import ColumnRows
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes
+from mmreplay.datasets.lerobot_layout import is_rate
 from mmreplay.datasets.lerobot_stats import KEYS, Statistics
 from mmreplay.errors import FormatError
 from mmreplay.strict_json import Json
@@ -227,7 +228,7 @@ def _listed_files(
     if to in columns:
         fps, stops, ends = info.get("fps"), columns[to][rows], starts + times.last
         apart = TOLERANCE_S
-        if isinstance(fps, int | float) and 0 < fps < np.inf:
+        if is_rate(fps):
             # A timestamp may be rounded, but not by half a frame.
             apart = 0.5 / fps
         short = ends > stops - apart

@@ -6,6 +6,7 @@ From set to set they are copied as packets: see `StoredFrames.packets`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,11 +31,13 @@ class Camera:
         rows: Decodes them.
         episodes: Where they are.
         statistics: Those that the dataset has of an episode, by its place; or None.
+        named: Names what happened to the dataset where reading it in a block fails.
     """
 
     rows: VideoRows
     episodes: VideoEpisodes
     statistics: Callable[[int], Statistics | None]
+    named: Callable[[], AbstractContextManager[None]] = nullcontext
 
     dtype = "uint8"
 
@@ -101,7 +104,8 @@ class StoredFrames:
         edges = np.flatnonzero(np.diff(self.rows, prepend=-2) != 1).tolist()
         for begin, end in pairwise([*edges, len(self.rows)]):
             first = int(self.rows[begin])
-            frames[begin:end] = self.camera.rows.read(first, first + end - begin)
+            with self.camera.named():
+                frames[begin:end] = self.camera.rows.read(first, first + end - begin)
         if self._restore is not None:
             frames = self._restore(frames)
         return frames.astype(dtype, copy=False) if dtype is not None else frames
@@ -133,17 +137,20 @@ class StoredFrames:
             return None
         begin = float(episodes.starts[episode]) + (self.rows[0] - episodes.bounds[episode]) / fps
         path = episodes.paths[int(episodes.files[episode])]
-        return find_packets(Path(path), begin, len(self.rows), fps, TOLERANCE_S)
+        with self.camera.named():
+            return find_packets(Path(path), begin, len(self.rows), fps, TOLERANCE_S)
 
     def statistics(self) -> Statistics:
         """Statistics of these frames: the dataset's own if they are an episode."""
         bounds = self.camera.episodes.bounds
         episode = int(np.searchsorted(bounds, self.rows[0], "right")) - 1
         if self.rows[0] == bounds[episode] and self.rows[-1] + 1 == bounds[episode + 1]:
-            found = self.camera.statistics(episode)
+            with self.camera.named():
+                found = self.camera.statistics(episode)
             if found is not None:
                 return found
         counted = ImageStatistics()
         for frame in chosen_frames(len(self.rows)).tolist():
-            counted.add(self.camera.rows.read(*(int(self.rows[frame]) + n for n in (0, 1))))
+            with self.camera.named():
+                counted.add(self.camera.rows.read(*(int(self.rows[frame]) + n for n in (0, 1))))
         return counted.result()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import TypeGuard
 
 import numpy as np
 
@@ -40,7 +41,7 @@ MAX_NAME_NBYTES = 200
 """Of a feature, since cameras are folders of that name."""
 LEAST_SIDE = 4
 """An image with its channels first has sides above it; others have them last."""
-MAX_FPS = 100_000
+MIN_FPS, MAX_FPS = 0.001, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,20 +341,36 @@ def _choose_video(features: dict[str, Feature], video: object) -> None:
 
 
 def _fps(fps: object, user_metadata: Json, imported: Json) -> Fraction:
-    for given in (fps, imported.get("fps"), user_metadata.get("fps")):
+    """The option, else what the user metadata say."""
+    for given, where in (
+        (fps, ""),
+        (imported.get("fps"), "of user metadata 'lerobot' "),
+        (user_metadata.get("fps"), "of the user metadata "),
+    ):
         if given is None:
             continue
-        number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not number or not 0 < given <= MAX_FPS:  # type: ignore[operator]  # it is a number
+        if not is_rate(given):
             raise SchemaError(
-                f"fps must be above 0 and at most {MAX_FPS}, got {shown(given)}. Pass the frames "
-                "that were recorded in a second, such as fps=30."
+                f"fps {where}must be from {MIN_FPS} to {MAX_FPS}, got {shown(given)}. Pass the "
+                "frames that were recorded in a second, such as fps=30 (-o fps=30)."
             )
-        return Fraction(given).limit_denominator(100_000)  # type: ignore[arg-type]  # likewise
+        if where and given % 1:
+            raise SchemaError(
+                f"fps {where}must be a whole number, as LeRobot's are, got {shown(given)}. Pass "
+                f"fps= (-o fps=), such as fps={max(1, round(given))}."
+            )
+        return Fraction(given).limit_denominator(100_000)
     raise SchemaError(
         "LeRobot stores times, and nothing says how many steps were recorded in a second. Pass "
         "fps=, such as fps=30 (-o fps=30)."
     )
+
+
+def is_rate(fps: object) -> TypeGuard[int | float]:
+    """Whether a value is a number of frames a second that a dataset can have."""
+    if not isinstance(fps, int | float) or isinstance(fps, bool):
+        return False
+    return MIN_FPS <= fps <= MAX_FPS
 
 
 def _doubts(description: Description) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,20 @@ from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.description import Description, select_fields
 from mmreplay.datasets.common.rows import Array, is_scalar
 from mmreplay.datasets.lerobot_frames import StoredFrames
-from mmreplay.datasets.lerobot_layout import ENDS, Layout
+from mmreplay.datasets.lerobot_layout import ENDS, WIDER, Layout
 from mmreplay.disk import files
 from mmreplay.episodes import BREAK, START
-from mmreplay.errors import FormatError, ReplayError
+from mmreplay.errors import FormatError, ReplayError, StaleError
 from mmreplay.format.metadata import AUTORESETS, Autoreset
+from mmreplay.nesting import under
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits
 from mmreplay.strict_json import Json
 
 RECORD = "meta/mmreplay.json"
+TASK = "task"
+"""The field of the texts of tasks, as a reader of any dataset names it."""
 FORMAT, VERSION = "mmreplay lerobot", 1
 MAX_NBYTES = 16 << 20
 
@@ -54,6 +58,48 @@ def to_json(description: Description, layout: Layout) -> Json:
         "autoreset": description.autoreset,
         "user": description.user,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """What the record of a dataset said of appends when it was opened.
+
+    Attributes:
+        folder: Of the dataset.
+        count: How many there were; None of a dataset without appends.
+    """
+
+    folder: Path
+    count: object
+
+    @classmethod
+    def of(cls, folder: Path) -> Appends:
+        """Look at a dataset."""
+        path = folder / RECORD
+        try:
+            value = strict_json.parse(files.read_bytes(path, MAX_NBYTES), str(path))
+        except ReplayError:
+            # Whoever opens the dataset is told.
+            return cls(folder, None)
+        appends = value.get("appends")
+        return cls(folder, appends.get("count") if isinstance(appends, dict) else None)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Say so where reading fails since episodes were appended.
+
+        Raises:
+            StaleError: The dataset has more appends by now.
+        """
+        try:
+            yield
+        except ReplayError as error:
+            if self.count is None or Appends.of(self.folder) == self:
+                raise
+            raise StaleError(
+                f"{self.folder}: episodes were appended while it was read ({error}) Read a copy "
+                "that stays, which mr.linked_copy makes."
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +151,51 @@ def read_record(folder: Path) -> Record | None:
     return Record(schema, named, task, autoreset, user)
 
 
-def restored(reader: Reader, record: Record, left_out: Sequence[str]) -> Reader:
+def restored(
+    reader: Reader, record: Record, left_out: Sequence[str], *, texts: bool = False
+) -> Reader:
     """A reader of the fields of a record, or the reader itself where they do not fit.
 
     Args:
         reader: Of the dataset as any other; it is closed with the result.
         record: Of the dataset.
         left_out: Features that the user leaves out.
+        texts: A task of the dataset has a text. Where the record names no field for it,
+            field ``task`` is added.
     """
     own_names, schema = reader.own_names(), reader.describe().schema
+    if texts and not record.task:
+        if under(record.schema.paths, TASK):
+            reader.report.doubt(
+                f"the texts of the tasks were left out, as {RECORD} names fields below {TASK!r}"
+            )
+        elif TASK in schema:
+            fields = {**record.schema.fields, TASK: schema[TASK]}
+            widened = Schema.from_flat(fields, record.schema.roles)
+            record = replace(record, schema=widened, task=TASK)
     sources: dict[str, str] = {}
     for path, each in record.schema.fields.items():
         source = ""
         if path in record.names:
             if record.names[path] in left_out:
                 continue
-            (source,) = own_names.get(record.names[path], ("",))
+            found = own_names.get(record.names[path], ())
+            # Both ends may come of one column, which is no feature of a field then.
+            source = found[0] if len(found) == 1 else ""
         elif path == record.task:
-            source = "task"
+            source = TASK
         elif path in (ends := {record.schema.role(end): end for end in ENDS}):
             source = ends[path]
         if source not in schema or not _fits(each, schema[source]):
             reader.report.doubt(
-                f"{RECORD} names field {path!r}, and the dataset has no data of its shape: the "
-                "record was not used"
+                f"{RECORD} names field {path!r}, and the dataset has no data of its shape and "
+                "dtype: the record was not used"
+            )
+            return reader
+        if source in sources.values():
+            reader.report.doubt(
+                f"{RECORD} names two fields of {source!r}, such as {path!r}: the record was not "
+                "used"
             )
             return reader
         sources[path] = source
@@ -136,11 +203,19 @@ def restored(reader: Reader, record: Record, left_out: Sequence[str]) -> Reader:
 
 
 def _fits(field: Field, stored: Field) -> bool:
-    """Whether the values of a field can be made of those that a dataset has."""
+    """Whether a dataset has what an export makes of a field."""
     if field.varies or stored.varies:
         return field.kind == stored.kind
-    images = len(stored.shape) in (2, 3) and len(field.shape) == 3 and field.dtype == "uint8"
-    return images or math.prod(field.shape) == math.prod(stored.shape)
+    # Another dtype would be cast, which loses fractions and large numbers.
+    if stored.dtype != WIDER.get(field.dtype, field.dtype):
+        return False
+    if field.dtype == "uint8" and len(field.shape) == 3 and len(stored.shape) in (2, 3):
+        height, width, *channels = stored.shape
+        first = field.shape[0] in (1, 3) and field.shape[1:] == (height, width)
+        if first or field.shape[:2] == (height, width):
+            # Of a video with three channels a gray image has one.
+            return field.shape[0 if first else -1] <= math.prod(channels)
+    return math.prod(field.shape) == math.prod(stored.shape)
 
 
 class RecordedReader(Reader):
@@ -182,6 +257,10 @@ class RecordedReader(Reader):
     def own_names(self) -> dict[str, tuple[str, ...]]:
         """See `Reader.own_names`."""
         return self._own_names
+
+    def identity(self) -> object:
+        """See `Reader.identity`."""
+        return self._reader.identity()
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""

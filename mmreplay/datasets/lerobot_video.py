@@ -25,7 +25,8 @@ ENCODERS = {"h264": ("libx264",), "av1": ("libsvtav1", "libaom-av1")}
 """Encoders of each codec, the preferred one first."""
 QUALITY = {"h264": 23, "av1": 30}
 """The factor of LeRobot's own recorder, and the usual one of H.264."""
-MAX_CRF, MAX_GOP = 63, 10_000
+MAX_CRF = {"h264": 51, "av1": 63}
+MAX_GOP = 10_000
 PIXELS = "yuv420p"
 
 
@@ -44,8 +45,31 @@ class Codec:
     options: dict[str, str]
 
 
+def check_options(codec: object = None, crf: object = None, gop: object = None) -> str:
+    """Check the options of videos, whether or not there are any.
+
+    Returns:
+        The name of the codec.
+
+    Raises:
+        SchemaError: One is not legal.
+    """
+    name = "h264" if codec is None else codec
+    if not isinstance(name, str) or name not in ENCODERS:
+        raise SchemaError(
+            f"codec must be {' or '.join(ENCODERS)}, got {shown(name)}. Leave it out for h264."
+        )
+    for option, value, low, most in (("crf", crf, 0, MAX_CRF[name]), ("gop", gop, 1, MAX_GOP)):
+        if value is not None and not (type(value) is int and low <= value <= most):
+            raise SchemaError(
+                f"{option} must be an integer in [{low}, {most}] with codec {name}, got "
+                f"{shown(value)}. Leave it out for the usual one."
+            )
+    return name
+
+
 def find_codec(codec: object = None, crf: object = None, gop: object = None) -> Codec:
-    """Check the options of videos.
+    """Check the options of videos that are to be encoded.
 
     Args:
         codec: ``"h264"`` by default, or ``"av1"``.
@@ -57,25 +81,18 @@ def find_codec(codec: object = None, crf: object = None, gop: object = None) -> 
         SchemaError: One is not legal, or this PyAV cannot encode so.
         FailedError: PyAV is not installed.
     """
+    name = check_options(codec, crf, gop)
     av = _library()
-    name = "h264" if codec is None else codec
     available = {
         each: [encoder for encoder in encoders if _encodes(av, encoder)]
         for each, encoders in ENCODERS.items()
     }
-    if not isinstance(name, str) or not available.get(name):
+    if not available[name]:
         able = [each for each, encoders in available.items() if encoders]
         raise SchemaError(
             f"codec must be one that PyAV encodes here, {' or '.join(able) or 'which is none'}, "
             f"got {shown(name)}. Leave it out for h264, or pass video=false."
         )
-    for option, value, most in (("crf", crf, MAX_CRF), ("gop", gop, MAX_GOP)):
-        low = 0 if option == "crf" else 1
-        if value is not None and not (type(value) is int and low <= value <= most):
-            raise SchemaError(
-                f"{option} must be an integer in [{low}, {most}], got {shown(value)}. Leave it out "
-                "for the usual one."
-            )
     encoder = available[name][0]
     # Without frames that refer to later ones packets can be copied in their order.
     options = {
@@ -142,8 +159,15 @@ def find_packets(
 
     Returns:
         None where a frame is not there, or needs one that is not among them.
+
+    Raises:
+        CorruptError: The file is missing, or no video.
     """
-    times, units, keys, parameters = _index(path, os.stat(path).st_mtime_ns)
+    try:
+        modified_ns = os.stat(path).st_mtime_ns
+    except FileNotFoundError as error:
+        raise CorruptError(f"{path} is missing. Restore it from a copy.") from error
+    times, units, keys, parameters = _index(path, modified_ns)
     if not len(times) or (np.diff(times) <= 0).any():
         # Frames are stored in another order than they are shown.
         return None

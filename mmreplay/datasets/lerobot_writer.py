@@ -41,7 +41,14 @@ from mmreplay.datasets.lerobot_stats import (
     as_json,
     merged,
 )
-from mmreplay.datasets.lerobot_video import PIXELS, Codec, Packets, VideoFile, find_codec
+from mmreplay.datasets.lerobot_video import (
+    PIXELS,
+    Codec,
+    Packets,
+    VideoFile,
+    check_options,
+    find_codec,
+)
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
@@ -120,7 +127,10 @@ def planned(
 
 def checked_codec(layout: Layout, codec: object, crf: object, gop: object) -> Codec | None:
     """How videos are encoded; None where none is written."""
-    return find_codec(codec, crf, gop) if layout.cameras else None
+    if layout.cameras:
+        return find_codec(codec, crf, gop)
+    check_options(codec, crf, gop)
+    return None
 
 
 def owns(folder: Path) -> bool:
@@ -370,7 +380,8 @@ class UnitWriter:
             if name not in self._videos:
                 path = self._made(VIDEO_PATH, name)
                 if packets is not None:
-                    self._videos[name] = VideoFile.copying(path, fps, packets)
+                    with column.camera.named():
+                        self._videos[name] = VideoFile.copying(path, fps, packets)
                 else:
                     assert self._codec is not None
                     height, width, _ = each.shape
@@ -461,7 +472,8 @@ class UnitWriter:
                     f"frames of {name!r} lack packets in {frames.camera.episodes.paths[0].parent}. "
                     "Pass from.video=decode to encode them again."
                 )
-            self._videos[name].copy(packets)
+            with frames.camera.named():
+                self._videos[name].copy(packets)
             copied[name] = frames.statistics()
             del self._images[name]
         self._push(batch, tasks, over, cut | (truncated and not over[0]))

@@ -230,6 +230,23 @@ def test_user_metadata_that_differ_are_doubted(tmp_path):
         assert buffer.metadata.user["robot"] == "so100"
 
 
+def test_frames_a_second_that_differ_are_named(tmp_path):
+    paths = [
+        ring(tmp_path / "a", user={"lerobot": {"fps": 10}}),
+        ring(tmp_path / "b", user={"lerobot": {"fps": 10, "robot_type": "aloha"}}),
+        ring(tmp_path / "c", user={"fps": 30}),
+        ring(tmp_path / "d", user={"lerobot": {"fps": 20}, "fps": 15}),
+    ]
+    same = "user metadata 'lerobot' differs between sources: the first one's was taken"
+    advice = "to LeRobot, pass fps= (-o fps=) if the first one is wrong"
+    assert mr.load(paths[:2], tmp_path / "x").doubts == (same,)
+    assert mr.load(paths, tmp_path / "y").doubts == (
+        "user metadata 'fps' differs between sources: the first one's was taken. "
+        f"fps is 30 in {paths[2]} and 15 in {paths[3]}: {advice}",
+        f"{same}. fps is 10 in {paths[0]} and 20 in {paths[3]}: {advice}",
+    )
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

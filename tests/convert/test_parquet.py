@@ -177,8 +177,10 @@ def test_a_folder_of_parts_is_replaced_and_anybodys_is_not(source, folder):
 
 
 def test_a_folder_of_none_is_refused(tmp_path):
+    folder = tmp_path / "none"
+    folder.mkdir()
     with pytest.raises(FormatError, match=r"must hold 1 to .* parquet files, got 0"):
-        mr.load(tmp_path, tmp_path / "target", format="parquet")
+        mr.load(folder, tmp_path / "target", format="parquet")
 
 
 def described(path):

@@ -1,4 +1,4 @@
-"""No target lies in the folder of the buffer that is read, links resolved."""
+"""No target lies in the folder of the source that is read, links resolved."""
 
 import pytest
 
@@ -53,6 +53,22 @@ def test_the_command_refuses_it(source, capsys, options):
     assert run(["convert", str(source), f"{source}/x.parquet", *options]) == 3
     assert "x.parquet is inside the buffer" in capsys.readouterr().err
     assert listed(source) == before
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_target_inside_a_source_of_another_format_is_refused(source, tmp_path, capsys, several):
+    folder = tmp_path / "parquet"
+    mr.export(source, folder, file_nbytes=3000, format="parquet")
+    (tmp_path / "other").symlink_to(folder)
+    before, first = listed(folder), [source] if several else []
+    message = r"other/new is inside the source .*/parquet\. Choose a path outside the source\."
+    with pytest.raises(FormatError, match=message):
+        mr.load([*first, folder], tmp_path / "other" / "new")
+    for options in ((), ("--dry-run",), ("--overwrite",), ("--to", "lerobot", "-o", "fps=9")):
+        assert run(["convert", *map(str, first), str(folder), f"{folder}/new", *options]) == 3
+        assert "parquet/new is inside the source" in capsys.readouterr().err
+    assert listed(folder) == before
+    mr.load(folder, tmp_path / "parquet-ring")
 
 
 def test_a_link_in_the_folder_is_inside_wherever_it_leads(source, tmp_path):

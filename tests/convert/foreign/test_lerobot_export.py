@@ -360,9 +360,14 @@ REFUSED = [
         "LeRobot has a column 'task' of its own",
     ),
     ({}, {}, "LeRobot stores times, and nothing says how many steps .* Pass fps="),
-    ({}, {"fps": 0}, "fps must be above 0 and at most 100000, got 0"),
-    ({}, {"fps": float("nan")}, "fps must be above 0"),
-    ({}, {"fps": True}, "fps must be above 0"),
+    ({}, {"fps": 0}, r"fps must be from 0\.001 to 100000, got 0"),
+    ({}, {"fps": 0.00099}, r"fps must be from 0\.001 to 100000, got 0\.00099"),
+    ({}, {"fps": 100_001}, r"fps must be from 0\.001 to 100000, got 100001"),
+    ({}, {"fps": float("nan")}, r"fps must be from 0\.001 to 100000, got nan"),
+    ({}, {"fps": True}, r"fps must be from 0\.001 to 100000, got True"),
+    ({}, {"fps": 9, "codec": "vp9"}, "codec must be h264 or av1, got 'vp9'"),
+    ({}, {"fps": 9, "crf": -1}, r"crf must be an integer in \[0, 51\] with codec h264, got -1"),
+    ({}, {"fps": 9, "gop": 0}, r"gop must be an integer in \[1, 10000\]"),
     ({}, {"fps": 9, "task": 3}, "task must be a text, got 3"),
     ({}, {"fps": 9, "robot_type": 3}, "robot_type must be a text, got 3"),
     ({}, {"fps": 9, "video": 3}, "video must be true, false or names of images, got 3"),
@@ -392,12 +397,17 @@ REFUSED = [
     (
         {"a": mr.Field((8, 8, 3), "uint8")},
         {"fps": 9, "codec": "vp9"},
-        "codec must be one that PyAV",
+        "codec must be h264 or av1, got 'vp9'",
     ),
     (
         {"a": mr.Field((8, 8, 3), "uint8")},
-        {"fps": 9, "crf": 64},
-        r"crf must be an integer in \[0, 63",
+        {"fps": 9, "crf": 52},
+        r"crf must be an integer in \[0, 51\] with codec h264, got 52",
+    ),
+    (
+        {"a": mr.Field((8, 8, 3), "uint8")},
+        {"fps": 9, "crf": 64, "codec": "av1"},
+        r"crf must be an integer in \[0, 63\] with codec av1, got 64",
     ),
     ({"a": mr.Field((8, 8, 3), "uint8")}, {"fps": 9, "gop": 0}, r"gop must be an integer in \[1, "),
 ]
@@ -522,7 +532,10 @@ def test_what_came_from_lerobot_keeps_its_names(tmp_path):
     info["features"]["action"]["names"] = ["x", "y"]
     (tmp_path / "set" / "meta" / "info.json").write_text(json.dumps(info))
     mr.load(tmp_path / "set", tmp_path / "back")
-    report = mr.export(tmp_path / "back", tmp_path / "again", format="lerobot", video=False)
+    with pytest.raises(SchemaError, match=r"fps of user metadata 'lerobot' must be a whole number"):
+        mr.export(tmp_path / "back", tmp_path / "again", format="lerobot", video=False)
+    options = {"format": "lerobot", "video": False, "fps": 12.5}
+    report = mr.export(tmp_path / "back", tmp_path / "again", **options)
     assert any("'timestamp' is numbered anew" in note for note in report.notes)
     again = info_of(tmp_path / "again")
     assert again["features"] == info["features"]
@@ -531,7 +544,7 @@ def test_what_came_from_lerobot_keeps_its_names(tmp_path):
     # Once more, from a record that names them.
     mr.load(tmp_path / "again", tmp_path / "back2")
     assert rows_of(tmp_path / "back2")[1] != rows_of(tmp_path / "ring")[1]
-    mr.export(tmp_path / "back2", tmp_path / "third", format="lerobot", video=False)
+    mr.export(tmp_path / "back2", tmp_path / "third", **options)
     assert info_of(tmp_path / "third")["features"] == info["features"]
 
 
@@ -551,6 +564,25 @@ def test_user_metadata_comes_back(tmp_path):
         assert back.schema == schema
 
 
+@pytest.mark.parametrize(
+    ("user", "message"),
+    [
+        ({"fps": 7.5}, r"fps of the user metadata must be a whole number, .* got 7\.5\. Pass fps="),
+        ({"fps": 1e-4}, r"fps of the user metadata must be from 0\.001 to 100000, got 0\.0001"),
+        ({"lerobot": {"fps": 0.5}}, r"fps of user metadata 'lerobot' must be a whole .* fps=1\."),
+        ({"lerobot": {"fps": 1e-320}}, r"fps of user metadata 'lerobot' must be from 0\.001 to"),
+        ({"lerobot": {"fps": "9"}}, r"fps of user metadata 'lerobot' must be from 0\.001 .* '9'"),
+    ],
+)
+def test_frames_a_second_of_user_metadata_are_checked(tmp_path, user, message):
+    filled(tmp_path / "ring", {}, {}, user_metadata=user)
+    with pytest.raises(SchemaError, match=message):
+        mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot")
+    assert not (tmp_path / "set").exists()
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=7.5)
+    assert info_of(tmp_path / "set")["fps"] == 7.5
+
+
 def test_a_record_that_does_not_fit_is_not_used(tmp_path):
     ring(tmp_path / "ring", LENGTHS, video=False)
     export(tmp_path / "ring", tmp_path / "set")
@@ -566,6 +598,58 @@ def test_a_record_that_does_not_fit_is_not_used(tmp_path):
         path.write_text(json.dumps(broken))
         with pytest.raises(FormatError, match="Remove it to read the dataset as any other"):
             mr.load(tmp_path / "set", tmp_path / "broken")
+
+
+@pytest.mark.parametrize(
+    ("path", "dtype", "shape"),
+    [
+        ("h", "int8", (2,)),
+        ("h", "float16", (3,)),
+        ("h", "float64", (2,)),
+        ("h", "bfloat16", None),
+        ("observation", "uint8", (1, 1, 2)),
+        ("map", "uint8", (8, 8, 3)),
+        ("map", "uint8", (6, 8, 4)),
+        ("map", "int8", (8, 6, 3)),
+    ],
+)
+def test_a_record_of_another_dtype_or_shape_is_not_used(tmp_path, path, dtype, shape):
+    fields = {"h": mr.Field((2,), "float32"), "map": mr.Field((8, 6, 3), "uint8")}
+    halves = np.arange(12, dtype=np.float32).reshape(6, 2) + 0.5
+    filled(tmp_path / "ring", fields, {"h": halves, "map": IMAGE})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS, video=False)
+    record_path = tmp_path / "set" / "meta" / "mmreplay.json"
+    record = json.loads(record_path.read_text())
+    (each,) = (each for each in record["schema"] if each["name"] == path)
+    each.update({"dtype": dtype} if shape is None else {"dtype": dtype, "shape": list(shape)})
+    record_path.write_text(json.dumps(record))
+    report = mr.load(tmp_path / "set", tmp_path / "back")
+    # What is stored as float32 may have been bfloat16.
+    used = shape is None
+    doubts = [d for d in report.doubts if f"{path!r}, and the dataset has no data of its" in d]
+    assert bool(doubts) != used
+    back = rows_of(tmp_path / "back")[0]
+    np.testing.assert_array_equal(back["map"], IMAGE)
+    if not used:
+        np.testing.assert_array_equal(back["h"], halves)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"h": "action"}, "names two fields of 'action', such as 'h': the record was not used"),
+        ({"h": "next.done"}, "names field 'h', and the dataset has no data of its shape"),
+    ],
+)
+def test_a_record_of_two_fields_of_one_feature_is_not_used(tmp_path, names, message):
+    filled(tmp_path / "ring", {"h": mr.Field((), "int64")}, {"h": range(6)})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
+    path = tmp_path / "set" / "meta" / "mmreplay.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "names": {**record["names"], **names}}))
+    report = mr.load(tmp_path / "set", tmp_path / "back")
+    assert any(message in doubt for doubt in report.doubts)
+    assert rows_of(tmp_path / "back")[0]["h"].tolist() == [*range(6)]
 
 
 def test_a_recorded_set_is_read_without_its_videos(tmp_path):

@@ -2,16 +2,20 @@
 
 import json
 import time
+from itertools import pairwise
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import mmreplay as mr
 from mmreplay.cli.run import run
+from mmreplay.convert import registry
 from mmreplay.datasets import images, lerobot_video
 from mmreplay.datasets.lerobot_writer import Sizes
+from mmreplay.errors import FormatError, StaleError
 from tests.convert.foreign.lerobot_sets import FPS, TOP, WRIST, code, codes_of, export, ring
-from tests.convert.foreign.test_lerobot_export import filled, info_of, table_of
+from tests.convert.foreign.test_lerobot_export import PLAIN, filled, info_of, rows_of, table_of
 
 pytest.importorskip("av")
 LENGTHS = (5, 1, 8, 3, 6, 2, 7, 4)
@@ -78,6 +82,30 @@ def test_episodes_that_are_selected_keep_their_frames_to_the_bit(
     for name in (key for key in whole if key.startswith(f"stats/{TOP}")):
         assert episodes[name] == [whole[name][number] for number in (0, 2, 3, 6)]
     assert info_of(tmp_path / "some")["features"] == info_of(folder)["features"]
+
+
+def test_conditions_read_the_frames_of_cameras(source, tmp_path, capsys):
+    folder, steps = source
+    before = decoded(folder, tmp_path)
+    frames = before[CAMERAS[0]]
+    firsts = [row for row, step in enumerate(steps) if not step["frame"]]
+    episodes = [*pairwise([*firsts, len(steps)])]
+    means = [float(frames[slice(*each)].mean()) for each in episodes]
+    # Between two means, so that no rounding decides.
+    limit = float(np.mean(np.sort(means)[3:5]))
+    rows = [
+        row
+        for mean, each in zip(means, episodes, strict=True)
+        if mean > limit
+        for row in range(*each)
+    ]
+    report = reported(
+        capsys, folder, tmp_path / "some", "--where", f"mean(`{CAMERAS[0]}`) > {limit}"
+    )
+    assert not any("encoded" in doubt for doubt in report["doubts"])
+    after = decoded(tmp_path / "some", tmp_path)
+    for name in before:
+        np.testing.assert_array_equal(np.asarray(before[name])[rows], after[name], err_msg=name)
 
 
 def test_sets_are_merged_without_encoding_again(source, tmp_path, capsys):
@@ -170,6 +198,108 @@ def test_damaged_videos_are_named_and_nothing_appears(source, tmp_path, capsys):
     assert run(["convert", str(folder), str(tmp_path / "made"), "--to", "lerobot"]) != 0
     assert path.name in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
+
+
+def tasks_of(folder):
+    """The text of the task of each row of a set."""
+    tasks = pq.read_table(folder / "meta" / "tasks.parquet").to_pydict()
+    texts = dict(zip(tasks["task_index"], tasks["task"], strict=True))
+    return [texts[number] for number in table_of(folder)["task_index"]]
+
+
+def test_a_task_that_was_an_option_stays_from_set_to_set_and_to_a_ring(tmp_path):
+    filled(tmp_path / "ring", {}, {})
+    for task in ("pick", "place"):
+        mr.export(tmp_path / "ring", tmp_path / task, format="lerobot", fps=FPS, task=task)
+    convert(tmp_path / "pick", tmp_path / "some", "--episodes", "1")
+    assert tasks_of(tmp_path / "some") == ["pick"] * 3
+    convert(tmp_path / "place", tmp_path / "some", tmp_path / "both")
+    assert tasks_of(tmp_path / "both") == ["place"] * 6 + ["pick"] * 3
+    mr.load(tmp_path / "both", tmp_path / "back")
+    rows, schema = rows_of(tmp_path / "back")
+    assert rows["task"] == ["place"] * 6 + ["pick"] * 3
+    before = rows_of(tmp_path / "ring")[1]
+    assert dict(schema.fields) == {**before.fields, "task": schema["task"]}
+    assert schema.roles == before.roles
+
+
+def test_fewer_steps_have_fewer_frames_a_second(tmp_path, capsys):
+    filled(tmp_path / "ring", {}, {}, user_metadata={"fps": 8})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=10)
+    convert(tmp_path / "set", tmp_path / "half", "--frame-skip", "2")
+    assert info_of(tmp_path / "half")["fps"] == 5
+    mr.load(tmp_path / "half", tmp_path / "back")
+    with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
+        user = buffer.metadata.user
+        assert (user["fps"], user["lerobot"]["fps"]) == (4, 5)
+    third = [str(tmp_path / "set"), str(tmp_path / "third"), "--to", "lerobot", "--frame-skip", "3"]
+    assert run(["convert", *third]) != 0
+    message = capsys.readouterr().err
+    assert "fps of user metadata 'lerobot' must be a whole number" in message
+    assert not (tmp_path / "third").exists()
+    convert(tmp_path / "set", tmp_path / "third", "--frame-skip", "3", "-o", "fps=3")
+    assert info_of(tmp_path / "third")["fps"] == 3
+
+
+def test_an_empty_task_adds_no_field(tmp_path):
+    filled(tmp_path / "ring", {}, {})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS)
+    mr.load(tmp_path / "set", tmp_path / "back")
+    assert rows_of(tmp_path / "back")[1] == rows_of(tmp_path / "ring")[1]
+
+
+def test_a_task_has_no_field_where_others_lie_below_its_name(tmp_path):
+    filled(tmp_path / "ring", {"task/x": mr.Field((), "int64")}, {"task/x": range(6)})
+    mr.export(tmp_path / "ring", tmp_path / "set", format="lerobot", fps=FPS, task="pick")
+    report = mr.load(tmp_path / "set", tmp_path / "back")
+    assert any("the texts of the tasks were left out, as meta/mmrep" in d for d in report.doubts)
+    assert rows_of(tmp_path / "back")[0]["task/x"].tolist() == [*range(6)]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_set_that_grows_while_it_is_read_is_named_and_what_to_do(tmp_path, stored):
+    fields = {"map": mr.Field((16, 16, 3), "uint8"), "terminated": mr.Field((), "bool")}
+    schema = mr.Schema.from_flat({**PLAIN, **fields})
+    with (
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 40, autoreset="disabled") as buffer,
+        mr.AutoExport(buffer, tmp_path / "set", format="lerobot", fps=FPS) as exporter,
+    ):
+
+        def record(steps):
+            for n in range(steps):
+                step = {"observation": np.zeros(2, "f4"), "action": n, "terminated": n == steps - 1}
+                buffer.add({**step, "map": np.full((16, 16, 3), 9, np.uint8)})
+            exporter.flush()
+
+        # Files of their own, until the third one is joined with both.
+        record(8)
+        record(4)
+        lerobot_set = registry.named("lerobot")
+        options = {} if stored else {"video": "decode"}
+        opened = registry.open_stored if stored else registry.open_reader
+        with opened(lerobot_set, tmp_path / "set", **options) as reader:
+            before = reader.identity()
+            last = list(reader.blocks(4))[-1].columns["map"] if stored else None
+            record(4)
+            lerobot_video._index.cache_clear()
+            message = r"set: episodes were appended while it was read \(.*\) Read a copy"
+            with pytest.raises(StaleError, match=message):
+                np.asarray(list(reader.blocks(4))[-1].columns["map"])
+            if last is not None:
+                with pytest.raises(StaleError, match=message):
+                    np.asarray(last)
+                with pytest.raises(StaleError, match=message):
+                    last.packets(FPS)
+        with opened(lerobot_set, tmp_path / "set", **options) as reader:
+            assert reader.identity() != before
+            assert reader.describe().rows == 16
+
+
+def test_a_file_that_is_gone_without_appends_is_missing(source, tmp_path):
+    folder, _ = source
+    next((folder / "videos" / TOP).rglob("*.mp4")).unlink()
+    with pytest.raises(FormatError, match="does not exist, but the dataset has frames"):
+        mr.load(folder, tmp_path / "back", video="decode")
 
 
 @pytest.mark.slow

@@ -129,9 +129,9 @@ def test_without_times_frames_are_counted_by_fps(tmp_path, rng):
     layout = {TOP: {(0, 0): [1, -3, 0, 2]}}
     folder = make(tmp_path / "set", LENGTHS, layout, data=data)
     assert load(folder, tmp_path / "buffer")[1][FIELD] == wanted(LENGTHS)
-    for fps in (0, -1, "10", None):
+    for fps in (0, -1, "10", None, 1e-320, True):
         change_info(folder, fps=fps)
-        with pytest.raises(FormatError, match=r"fps of info\.json must be above 0"):
+        with pytest.raises(FormatError, match=r"fps of info\.json must be from 0\.001 to"):
             load(folder, tmp_path / "other")
 
 
