@@ -412,7 +412,7 @@ def test_two_appenders_of_one_set_are_refused(tmp_path):
         ({"format": "npz", "every_episodes": 5}, "every_episodes is for formats that episodes are"),
         ({"format": "npz", "on_long": "cut"}, "on_long is for formats that episodes are"),
         ({"format": "npz", "overwrite": True}, "overwrite is for formats that episodes are"),
-        ({"codec": "mpeg"}, "codec must be one that PyAV encodes here"),
+        ({"codec": "mpeg"}, "codec must be h264 or av1, got 'mpeg'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, options, message):
