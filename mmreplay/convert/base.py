@@ -339,8 +339,10 @@ def name_source(source: Path) -> Iterator[None]:
     try:
         yield
     except SourceError as error:
-        if str(source) not in str(error):
-            error.add_note(f"while reading {source}")
+        note = f"while reading {source}"
+        # Those who open a source and those who move its rows may both name it.
+        if str(source) not in str(error) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         raise
 
 

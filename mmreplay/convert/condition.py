@@ -70,6 +70,10 @@ WORD = re.compile(r"[^\W\d]\w*")
 KEYWORDS = ("and", "or", "not", "in")
 ESCAPES = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t"}
 MEANT = {
+    "=>": ">=",
+    "=<": "<=",
+    "&&": "and",
+    "||": "or",
     "=": "==",
     "&": "and",
     "|": "or",
@@ -220,7 +224,7 @@ def _tokens(text: str) -> list[Token]:
     while at < len(text):
         match = TOKEN.match(text, at)
         if match is None:
-            mark = text[at]
+            mark = text[at : at + 2] if text[at : at + 2] in MEANT else text[at]
             meant = MEANT.get(mark, "text in quotes, and a field of another name in `backquotes`")
             raise _Refusal(f"character {at + 1}, {mark!r}, is not understood. Write {meant}.")
         kind, raw, at_first = match.lastgroup or "", match[0], at
@@ -336,6 +340,9 @@ class _Parser:
         try:
             tree = ast.parse(self._placed.strip(), mode="eval").body
         except SyntaxError as error:
+            for token in tokens:
+                if token.kind == "word":
+                    self._refuse_capitals(token.value)
             before = [n for n, begin in enumerate(begins) if begin < (error.offset or 1)]
             at = tokens[before[-1] if before else 0].at
             raise _Refusal(
@@ -345,6 +352,11 @@ class _Parser:
         except (ValueError, RecursionError, MemoryError, OverflowError):
             raise self._too_deep() from None
         return tree
+
+    def _refuse_capitals(self, word: str) -> None:
+        """Refuse ``AND`` as other languages write it."""
+        if word.lower() in KEYWORDS and word not in self._fields:
+            raise _Refusal(f"{word} is unknown. Write {word.lower()}.")
 
     def _too_deep(self) -> _Refusal:
         return _Refusal(f"it is nested more than {MAX_DEPTH} deep. Write it with fewer brackets.")
@@ -704,6 +716,7 @@ class _Parser:
         token = self._table[int(node.func.id[1:])] if isinstance(node.func, ast.Name) else None
         name = "" if token is None or token.kind != "word" else str(token.value)
         if name not in (*REDUCTIONS, "isnan"):
+            self._refuse_capitals(name)
             near = _near(name, (*REDUCTIONS, "isnan")) if name else ""
             raise _Refusal(
                 f"{self._text(node)} calls what cannot be called.{near} There are "

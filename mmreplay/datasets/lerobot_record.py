@@ -47,7 +47,11 @@ def to_json(description: Description, layout: Layout) -> Json:
         description: Of the rows that were written.
         layout: What became of their fields.
     """
-    schema = description.schema
+    written = {each.path for each in layout.features.values()} | {layout.task_path}
+    written |= {description.schema.role(end) or "" for end in ENDS}
+    # Without those that are numbered anew, such as a timestamp.
+    paths = tuple(path for path in description.schema.paths if path in written)
+    schema = select_fields(description.schema, paths)
     return {
         "format": FORMAT,
         "version": VERSION,
