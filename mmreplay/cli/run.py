@@ -61,14 +61,24 @@ def run(args: Sequence[str] | None = None) -> int:
         say(str(interrupt))
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the pipe has closed it; the interpreter must not flush again.
-        os.dup2(disk.open(Path(os.devnull), os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the pipe has closed it.
+        _drop_output()
         return FAILED
     except Exception as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # Such as a full disk that it is redirected to.
+            _drop_output()
         return _report(error)
     if code == INTERRUPTED:
         say("interrupted")
     return int(code or WELL)
+
+
+def _drop_output() -> None:
+    """Keep the interpreter from flushing again at its end, which would set its code."""
+    os.dup2(disk.open(Path(os.devnull), os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fill_closed_streams() -> None:

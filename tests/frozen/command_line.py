@@ -295,5 +295,6 @@ def printed_to_a_full_disk(folder: Path) -> int:
             stdout=out,
             stderr=subprocess.DEVNULL,
             timeout=60,
-            env=os.environ,
+            # Else nothing waits to be flushed at the end.
+            env={n: each for n, each in os.environ.items() if n != "PYTHONUNBUFFERED"},
         ).returncode
