@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -147,6 +148,18 @@ class Staging:
                 f"{self.path} exists and is not a temporary folder of mmreplay. Move "
                 "it away, or choose another target."
             )
+        self._remove()
+
+    def _remove(self) -> None:
+        """Remove what is staged, a folder under a name that only mmreplay uses.
+
+        If the run is killed meanwhile, the folder may have lost its marker already, and
+        the next run removes it all the same.
+        """
+        if self.path.is_dir() and not self.path.is_symlink() and self.path != self._complete:
+            with suppress(OSError):
+                rename(self.path, self._complete)
+            files.remove_tree(self._complete)
         files.remove_tree(self.path)
 
     def _create(self) -> None:
@@ -235,7 +248,7 @@ class Staging:
     def abort(self) -> None:
         """Remove everything written so far; after `publish` it does nothing."""
         if self._fd >= 0:
-            files.remove_tree(self.path)
+            self._remove()
             self._unlock()
 
 

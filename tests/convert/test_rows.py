@@ -22,6 +22,7 @@ from mmreplay.convert.registry import Format
 from mmreplay.convert.staging import UNFINISHED, Staging
 from mmreplay.disk import files
 from mmreplay.errors import FailedError, FormatError, SchemaError, SourceError, StaleError
+from mmreplay.testing.disks import WatchedDisk, using
 from tests.convert.support import every_kind, same, same_rows
 
 SCHEMA = mr.Schema({"a": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
@@ -451,3 +452,28 @@ def test_a_damaged_buffer_may_be_overwritten(source, tmp_path):
     (source.path / "metadata.json").write_text("{}")
     mr.load(tmp_path / "a.npz", source.path, overwrite=True)
     assert mr.verify_buffer(source.path).ok
+
+
+def test_a_staged_folder_whose_removal_was_killed_is_removed_by_the_next_run(tmp_path):
+    """Its marker may be gone before its other files are."""
+
+    class Killed(WatchedDisk):
+        left = 0
+
+        def watch(self, name):
+            if name == "unlink":
+                self.left -= 1
+                if self.left < 0:
+                    raise KeyboardInterrupt
+
+    for left in range(4):
+        staging = Staging(tmp_path / "target", folder=True)
+        for name in ("a", "z"):
+            (staging.path / name).write_text("x")
+        disk = Killed()
+        disk.left = left
+        with using(disk), suppress(KeyboardInterrupt):
+            staging.abort()
+        staging._unlock()  # as the end of the process does
+        Staging(tmp_path / "target", folder=True).abort()
+        assert not os.listdir(tmp_path)
