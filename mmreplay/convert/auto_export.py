@@ -118,7 +118,7 @@ class AutoExport:
                 f"every counts rows of a file, got {every!r} with format={format!r}, to which "
                 "episodes are appended. Pass every_episodes instead."
             )
-        one_of("on_long", on_long or "refuse", LONG)
+        one_of("on_long", "refuse" if on_long is None else on_long, LONG)
         self._export = EpisodeExport(
             buffer,
             path,

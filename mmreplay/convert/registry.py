@@ -531,7 +531,7 @@ def open_appender(
             f"{found.name!r}. Name one with format= (--to)."
         )
     function = _function(found, "open_appender")
-    _check_options(found, function, options)
+    _check_options(found, _function(found, "open_writer"), options)
     _refuse_rows(found, description, None)
     return cast("Appender", function(target, description, overwrite=overwrite, **options))
 

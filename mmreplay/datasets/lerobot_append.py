@@ -3,7 +3,7 @@
 An append writes into a staged folder: the old files as hard links, new ones beside
 them, the few files that describe all; and exchanges the two folders. A kill leaves the
 old set or the new one. Nothing is written through a link, and no number of a file is
-used twice, so that who has the set open finds its own files or none, never others.
+used twice, so that a process that has the set open reads its own files or none.
 
 The last unit is joined with the new one while it is smaller than twice that and not
 full: a byte is written again log times, and a set has few files. meta/mmreplay.json
@@ -35,7 +35,7 @@ from mmreplay.convert.staging import STAGED, Staging, make_parents
 from mmreplay.convert.transfer import env_by_env
 from mmreplay.datasets import lerobot_record
 from mmreplay.datasets.images import TOLERANCE_S
-from mmreplay.datasets.lerobot_layout import Layout, lay_out
+from mmreplay.datasets.lerobot_layout import Layout
 from mmreplay.datasets.lerobot_record import RECORD
 from mmreplay.datasets.lerobot_stats import Statistics
 from mmreplay.datasets.lerobot_video import Codec, VideoFile, find_packets
@@ -51,9 +51,9 @@ from mmreplay.datasets.lerobot_writer import (
     TaskNumbers,
     Unit,
     UnitsWriter,
-    checked_codec,
     features_json,
     frame_rate,
+    laid_out,
     owns,
     statistics_of,
     write_meta,
@@ -108,19 +108,15 @@ class Journal:
 
 
 def open_appender(
-    target: Path,
-    description: Description,
-    *,
-    overwrite: bool = False,
-    fps: float | None = None,
-    task: str | None = None,
-    video: bool | str | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    gop: int | None = None,
-    robot_type: str | None = None,
+    target: Path, description: Description, *, overwrite: bool = False, **options: Any
 ) -> LerobotAppender:
-    """Append to a dataset, which is made by the first append; see `open_writer`.
+    """Append to a dataset, which is made by the first append.
+
+    Args:
+        target: Its folder.
+        description: Of the ring.
+        overwrite: Replace a dataset that exists, by the first append.
+        **options: Those of `open_writer`.
 
     Raises:
         FormatError: The set is not one of appends of this ring, was edited since, or
@@ -128,9 +124,8 @@ def open_appender(
         FailedError: The file system has no hard links, or exchanges no folders.
         LockedError: Another appender has it.
     """
-    layout = lay_out(description, fps=fps, task=task, video=video, robot_type=robot_type)
-    encoding = checked_codec(layout, codec, crf, gop)
-    return LerobotAppender(target, description, layout, encoding, overwrite=overwrite)
+    layout, codec = laid_out(description, **options)
+    return LerobotAppender(target, description, layout, codec, overwrite=overwrite)
 
 
 class LerobotAppender(Appender):
@@ -246,7 +241,7 @@ class LerobotAppender(Appender):
         journal, description = self._journal, reader.describe()
         if self._old:
             self._refuse_edited()
-        # A set that was appended to is this one, whatever else somebody put beside.
+        # The record says that it is this set, whatever other files a user put there.
         mine = self._old and not self.target.is_symlink()
         staging = Staging(
             self.target,
@@ -287,7 +282,6 @@ class LerobotAppender(Appender):
                 units=[[u.number, u.episodes, u.rows, u.fullness] for u in units],
             )
             files.remove_tree(fresh)
-            record = lerobot_record.to_json(self._description, self._layout)
             write_meta(
                 staging.path,
                 self._layout,
@@ -299,8 +293,8 @@ class LerobotAppender(Appender):
                 sizes=self._sizes,
             )
             total = replace(total, sums={n: _crc(staging.path / n) for n in DESCRIBING}).sealed()
-            text = strict_json.dump({**record, "appends": asdict(total)}, RECORD)
-            files.make_staged(staging.path / RECORD, text)
+            record = lerobot_record.to_bytes(self._description, self._layout, asdict(total))
+            files.make_staged(staging.path / RECORD, record)
             nbytes = staging.publish(self._linked)
         self._old, self._journal = True, total
         self._tasks, self._statistics = tasks.numbers, statistics
@@ -321,9 +315,8 @@ class LerobotAppender(Appender):
             return
         if self._old:
             self._refuse_edited()
-            record = lerobot_record.to_json(self._description, self._layout)
-            text = strict_json.dump({**record, "appends": asdict(journal)}, RECORD)
-            files.replace_bytes(self.target / RECORD, text)
+            record = lerobot_record.to_bytes(self._description, self._layout, asdict(journal))
+            files.replace_bytes(self.target / RECORD, record)
         self._journal = journal
 
     def _put(self, folder: Path, old: list[Unit], new: list[Unit]) -> list[Unit]:
@@ -357,11 +350,12 @@ class LerobotAppender(Appender):
                 _link(self.target / name, files.make_staged(folder / name))
                 self._linked.add(folder / name)
         if self._old:
-            # What somebody put beside, such as a card in Markdown.
+            # Files that a user put there, such as a README.md, stay.
             known = {name for unit in (*old, *joined) for name in self._names(unit)}
             for path in sorted(self.target.rglob("*")):
                 name = str(path.relative_to(self.target))
-                if name not in (*known, *DESCRIBING, RECORD) and not path.is_dir():
+                is_folder = path.is_dir() and not path.is_symlink()
+                if name not in (*known, *DESCRIBING, RECORD) and not is_folder:
                     _link(path, files.make_staged(folder / name))
         if fresh.exists():
             for unit in new:
@@ -547,19 +541,16 @@ def _lock(target: Path) -> File:
     with suppress(FailedError):
         File.create(path, 0).close()
     lock = File.open(path, None, writable=True)
-    try:
-        files.disk.lock(lock.fd)
-        # One that was removed meanwhile would not turn others away.
-        mine = os.path.samestat(os.stat(path), os.fstat(lock.fd))
-    except (BlockingIOError, FileNotFoundError):
-        mine = False
-    except BaseException:
-        lock.close()
-        raise
-    if not mine:
-        lock.close()
-        raise LockedError(
-            f"{target} is being appended to by another process, or another AutoExport of this "
-            "one. Close that one first, or choose another folder."
-        )
+    with undone_by(lock.close):
+        try:
+            files.disk.lock(lock.fd)
+            # The lock of a file that was removed would not turn others away.
+            mine = os.path.samestat(os.stat(path), os.fstat(lock.fd))
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if not mine:
+            raise LockedError(
+                f"{target} is being appended to by another process, or another AutoExport of this "
+                "one. Close that one first, or choose another folder."
+            )
     return lock

@@ -8,7 +8,7 @@ fit it, such as one that another tool edited, is read as any other.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +104,20 @@ class Appends:
                 f"{self.folder}: episodes were appended while it was read ({error}) Read a copy "
                 "that stays, which mr.linked_copy makes."
             ) from error
+
+
+def to_bytes(
+    description: Description, layout: Layout, appends: Mapping[str, object] | None = None
+) -> bytes:
+    """The file meta/mmreplay.json; see `to_json`.
+
+    Args:
+        description: Of the rows.
+        layout: What became of their fields.
+        appends: What it says of appends, if there are any.
+    """
+    value = to_json(description, layout)
+    return strict_json.dump(value if appends is None else {**value, "appends": appends}, RECORD)
 
 
 @dataclass(frozen=True, slots=True)

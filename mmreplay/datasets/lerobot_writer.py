@@ -101,28 +101,29 @@ def open_writer(
         gop: Frames from one that is complete to the next, 2 by default.
         robot_type: The name of the robot, as info.json has it.
     """
-    options = {"fps": fps, "task": task, "video": video, "robot_type": robot_type}
-    layout = lay_out(description, **options)
+    layout = lay_out(description, fps=fps, task=task, video=video, robot_type=robot_type)
     encoding = checked_codec(layout, codec, crf, gop)
     copies = (codec, crf, gop) == (None, None, None)
     return LerobotWriter(target, description, layout, encoding, overwrite=overwrite, copies=copies)
 
 
-def planned(
-    description: Description,
-    *,
-    fps: float | None = None,
-    task: str | None = None,
-    video: bool | str | None = None,
-    codec: str | None = None,
-    crf: int | None = None,
-    gop: int | None = None,
-    robot_type: str | None = None,
-) -> None:
+def planned(description: Description, **options: Any) -> None:
     """Refuse data that cannot be written; see `registry.planned`."""
     refuse_empty(description.rows, WHAT)
-    layout = lay_out(description, fps=fps, task=task, video=video, robot_type=robot_type)
-    checked_codec(layout, codec, crf, gop)
+    laid_out(description, **options)
+
+
+def laid_out(
+    description: Description,
+    *,
+    codec: object = None,
+    crf: object = None,
+    gop: object = None,
+    **options: object,
+) -> tuple[Layout, Codec | None]:
+    """What becomes of fields, and how videos are encoded; see `open_writer`."""
+    layout = lay_out(description, **options)
+    return layout, checked_codec(layout, codec, crf, gop)
 
 
 def checked_codec(layout: Layout, codec: object, crf: object, gop: object) -> Codec | None:
@@ -225,7 +226,7 @@ class UnitWriter:
 
     Attributes:
         episodes: Episodes that ended.
-        rows: Steps so far, of the episode at hand too.
+        rows: Steps so far, those of the open episode included.
         encoded: Cameras whose frames were encoded, and whether some were video before.
     """
 
@@ -305,7 +306,7 @@ class UnitWriter:
             self._numbers[name] = NumberStatistics(1, self._limit_nbytes)
 
     def add(self, columns: Mapping[str, Any], terminated: Bools, truncated: Bools) -> None:
-        """Add steps to the episode at hand.
+        """Add steps to the open episode.
 
         Args:
             columns: ``[N, *shape]`` by path of each field of the layout, as in a
@@ -456,7 +457,7 @@ class UnitWriter:
             self._data.write(batches)
 
     def end_episode(self, *, truncated: bool = False) -> None:
-        """End the episode at hand; without a step there is none.
+        """End the open episode; without a step there is none.
 
         Args:
             truncated: Its last step is, as the row after it says.
@@ -520,7 +521,7 @@ class UnitWriter:
         return float(max(shares)) / 1e6
 
     def close(self) -> Unit:
-        """End the episode at hand, and complete the files."""
+        """End the open episode, and complete the files."""
         self.end_episode()
         with undone_by(self.abandon):
             self._flush_rows()
@@ -781,7 +782,7 @@ class UnitsWriter:
                 )
 
     def _opened(self) -> UnitWriter:
-        """The unit at hand."""
+        """The open unit."""
         if self._unit is None:
             self._unit = UnitWriter(
                 self._folder,
@@ -797,7 +798,7 @@ class UnitsWriter:
         return self._unit
 
     def _end_episode(self, *, truncated: bool = False) -> None:
-        """End the episode at hand, and its unit where that is full."""
+        """End the open episode, and its unit where that is full."""
         if self._unit is None:
             return
         before = self._unit.episodes
@@ -819,7 +820,7 @@ class UnitsWriter:
         self.units.append(done)
 
     def close(self) -> list[Unit]:
-        """End the episode and the unit at hand, and return all units."""
+        """End the open episode and unit, and return all units."""
         self._end_episode()
         if self._unit is not None:
             self._end_unit()
@@ -898,9 +899,8 @@ class LerobotWriter(Writer):
             copied={name: each for unit in units for name, each in unit.copied.items()},
             sizes=self._sizes,
         )
-        record = lerobot_record.to_json(self._description, self._layout)
-        data = json.dumps(record, allow_nan=False, indent=1).encode()
-        files.make_staged(self._staging.path / lerobot_record.RECORD, data)
+        record = lerobot_record.to_bytes(self._description, self._layout)
+        files.make_staged(self._staging.path / lerobot_record.RECORD, record)
         self.nbytes = self._staging.publish()
 
     def abort(self) -> None:
