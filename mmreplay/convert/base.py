@@ -252,7 +252,7 @@ class Appended:
 
     Attributes:
         next: int64 ``[E]``, from here on it has none.
-        continued: bool ``[E]``, the row there goes on an episode of which it has steps.
+        continued: bool ``[E]``, the row there continues an episode whose first steps it has.
     """
 
     next: NDArray[np.int64]

@@ -26,7 +26,7 @@ class Finished:
         episodes: How many they are.
         truncated: Of them those that only the row after them truncates, or a cut.
         broken: Episodes that were broken off, which are never appended.
-        unknown: Episodes of which the condition is not known.
+        unknown: Episodes whose condition is unknown.
         refused: Episodes that do not meet the condition.
         lost: int64 ``[E]``, rows that the ring dropped before they were appended.
         waiting: int64 ``[E]``, rows of the unfinished episode.
@@ -70,7 +70,7 @@ def finished(
     facts = EpisodeFacts(reader, condition, span=span)
     env_ids = facts.env_ids
     newest = np.diff(env_ids, append=-1) != 0
-    # The rest of an episode of which the target has the first steps.
+    # The rest of an episode whose first steps the target has.
     rest = appended.continued[env_ids] & (facts.first == appended.next[env_ids])
     begun = facts.begun | rest
     over = facts.terminated | facts.truncated

@@ -80,7 +80,7 @@ def lines(user_metadata: Json) -> list[str]:
     """What user metadata say of where the rows come from, to be shown; perhaps nothing.
 
     Args:
-        user_metadata: Of any buffer: somebody else may have written the key.
+        user_metadata: Of any buffer: another program may have written the key.
     """
     said = user_metadata.get(PROVENANCE)
     if not isinstance(said, dict):

@@ -153,7 +153,7 @@ class Staging:
     def _remove(self) -> None:
         """Remove what is staged, a folder under a name that only mmreplay uses.
 
-        If the run is killed meanwhile, the folder may have lost its marker already, and
+        If the run is killed here, the folder may have lost its marker already, and
         the next run removes it all the same.
         """
         if self.path.is_dir() and not self.path.is_symlink() and self.path != self._complete:

@@ -292,7 +292,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What is read of which sources, and what becomes of it.
+    """What is read from the sources, and how it is changed.
 
     Attributes:
         sources: At least one.

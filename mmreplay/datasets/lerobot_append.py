@@ -82,7 +82,8 @@ class Journal:
         uuid: Hex name of the ring.
         count: Appends so far.
         next: By environment, the position from which rows are not appended.
-        continued: By environment, whether the episode there goes on one that was cut.
+        continued: By environment, whether the row at `next` continues an episode whose
+            first steps are in the set.
         episodes: Of the set.
         rows: Steps of the set.
         numbers: Numbers of files that were used.
@@ -177,7 +178,7 @@ class LerobotAppender(Appender):
         )
 
     def _read(self) -> None:
-        """Read the record of the set, and refuse one that does not fit."""
+        """Read the record of the set, and refuse a record that does not fit."""
         target, uuid = self.target, self._description.uuid
         if not (target / RECORD).is_file():
             raise FormatError(

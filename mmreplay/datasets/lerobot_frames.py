@@ -1,4 +1,4 @@
-"""Frames that stay in the videos of a LeRobot dataset until somebody asks for pixels.
+"""Frames that stay in the videos of a LeRobot dataset until pixels are read.
 
 From set to set they are copied as packets: see `StoredFrames.packets`.
 """

@@ -49,7 +49,7 @@ def to_json(description: Description, layout: Layout) -> Json:
     """
     written = {each.path for each in layout.features.values()} | {layout.task_path}
     written |= {description.schema.role(end) or "" for end in ENDS}
-    # Without those that are numbered anew, such as a timestamp.
+    # Without columns that the writer computes itself, such as a timestamp.
     paths = tuple(path for path in description.schema.paths if path in written)
     schema = select_fields(description.schema, paths)
     return {
@@ -83,7 +83,7 @@ class Appends:
         try:
             value = strict_json.parse(files.read_bytes(path, MAX_NBYTES), str(path))
         except ReplayError:
-            # Whoever opens the dataset is told.
+            # The report of a load says so.
             return cls(folder, None)
         appends = value.get("appends")
         return cls(folder, appends.get("count") if isinstance(appends, dict) else None)

@@ -74,7 +74,7 @@ def find_codec(codec: object = None, crf: object = None, gop: object = None) -> 
     Args:
         codec: ``"h264"`` by default, or ``"av1"``.
         crf: Quality, lower is better; `QUALITY` by default.
-        gop: Frames from one that is complete to the next; 2 by default, as LeRobot
+        gop: Frames from one complete frame to the next; 2 by default, as LeRobot
             reads single frames.
 
     Raises:
@@ -312,7 +312,7 @@ class VideoFile:
                 self._put([packet])
 
     def begin_episode(self) -> None:
-        """Make the next frame one that needs no other."""
+        """Make the next frame a complete frame."""
         self._starts = True
 
     def add(self, frames: Array) -> None:

@@ -3,7 +3,7 @@
 A dataset is made of *units*: unit k is data file k, episodes file k and video file k of
 each camera, and all of them hold the same episodes. `UnitWriter` writes one, from any
 number of a file, an episode and a row on, and `write_meta` the few files that describe
-all units. So whoever appends to a set writes one more unit, and those files again.
+all units. An append writes one more unit, and those files again.
 Packets of videos that are there can be copied (`lerobot_video.VideoFile.copying`).
 """
 
@@ -98,7 +98,7 @@ def open_writer(
             between them; all by default.
         codec: ``"h264"`` by default, or ``"av1"``.
         crf: Quality of videos, lower is better: 23 by default, 30 of AV1.
-        gop: Frames from one that is complete to the next, 2 by default.
+        gop: Frames from one complete frame to the next, 2 by default.
         robot_type: The name of the robot, as info.json has it.
     """
     layout = lay_out(description, fps=fps, task=task, video=video, robot_type=robot_type)
@@ -602,7 +602,7 @@ def write_meta(
 
 
 def _tasks_table(tasks: TaskNumbers) -> bytes:
-    """The table of tasks, of which LeRobot reads the texts as pandas' index."""
+    """The table of tasks; LeRobot reads the texts as pandas' index."""
     columns = [
         {
             "name": name,

@@ -17,7 +17,7 @@ INFO = "meta/info.json"
 def linked_copy(dataset: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     """Copy a LeRobot set by hard links: in milliseconds, and without taking space.
 
-    Episodes may be appended to the set meanwhile and later: the copy stays what the set
+    Episodes may be appended to the set during the copy and later: the copy stays as the set
     was at one instant. Open the copy, and not the set, where an `AutoExport` or
     ``convert --follow`` writes: they give joined videos new names and remove the old
     ones. Never edit a copy in place, as LeRobot's ``modify_tasks`` does: its files are
@@ -33,7 +33,7 @@ def linked_copy(dataset: str | os.PathLike[str], folder: str | os.PathLike[str])
     Raises:
         FormatError: The set is none, or the copy exists already, or is inside the set.
         FailedError: The file system has no hard links, or is another one.
-        StaleError: Appends replaced the set again and again meanwhile.
+        StaleError: Appends replaced the set at each try.
 
     Example:
         >>> report = mr.export("runs/cartpole", "cartpole_set", format="lerobot", fps=9)
