@@ -17,8 +17,8 @@ INFO = "meta/info.json"
 def linked_copy(dataset: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     """Copy a LeRobot set by hard links: in milliseconds, and without taking space.
 
-    Episodes may be appended to the set during the copy and later: the copy stays as the set
-    was at one instant. Open the copy, and not the set, where an `AutoExport` or
+    Episodes may be appended to the set during the copy and later: the copy stays as the
+    set was at one instant. Open the copy, and not the set, where an `AutoExport` or
     ``convert --follow`` writes: they give joined videos new names and remove the old
     ones. Never edit a copy in place, as LeRobot's ``modify_tasks`` does: its files are
     the set's.
