@@ -252,8 +252,8 @@ class Appended:
 
     Attributes:
         next: int64 ``[E]``, from here on it has none.
-        continued: bool ``[E]``, the row there continues an episode whose first steps the
-            target has.
+        continued: bool ``[E]``, the row there continues an episode whose first steps
+            the target has.
     """
 
     next: NDArray[np.int64]
