@@ -339,29 +339,7 @@ class MappedReader(ReaderOf):
             for path, column in episode.columns.items()
             if path in fields
         }
-        try:
-            returned = self._function(dict(given))
-        except Exception as error:
-            raise SourceError(
-                f"{at} raised {type(error).__name__}: {error}. Call it with these columns to find "
-                "the cause."
-            ) from error
-        if not isinstance(returned, Mapping):
-            raise SourceError(
-                f"{at} must return columns by path, got {shown(returned)}. Return a dict."
-            )
-        for path in returned:
-            if path not in fields:
-                raise SourceError(
-                    f"{at} returned field {shown(path)}, which nothing declares. Give the function "
-                    "an attribute schema = {path: mr.Field(...)}."
-                )
-        for path in self._added:
-            if path not in returned:
-                raise SourceError(
-                    f"{at} did not return field {path!r}, which its schema declares. Return it for "
-                    "each episode."
-                )
+        returned = self._returned(dict(given), at)
         changed: dict[str, Any] = {}
         for path, values in {**given, **returned}.items():
             try:
@@ -385,6 +363,34 @@ class MappedReader(ReaderOf):
                 f"map {self._name} was not called with final observations, which stay as they are"
             )
         return changed
+
+    def _returned(self, given: dict[str, Any], at: str) -> Mapping[str, Any]:
+        """The columns that the function returns, with those that it adds."""
+        fields = self._description.schema.fields
+        try:
+            returned = self._function(given)
+        except Exception as error:
+            raise SourceError(
+                f"{at} raised {type(error).__name__}: {error}. Call it with these columns to find "
+                "the cause."
+            ) from error
+        if not isinstance(returned, Mapping):
+            raise SourceError(
+                f"{at} must return columns by path, got {shown(returned)}. Return a dict."
+            )
+        for path in returned:
+            if path not in fields:
+                raise SourceError(
+                    f"{at} returned field {shown(path)}, which nothing declares. Give the function "
+                    "an attribute schema = {path: mr.Field(...)}."
+                )
+        for path in self._added:
+            if path not in returned:
+                raise SourceError(
+                    f"{at} did not return field {path!r}, which its schema declares. Return it for "
+                    "each episode."
+                )
+        return returned
 
 
 def given_values(field: Field, column: Any) -> Any:

@@ -319,6 +319,28 @@ class _Parser:
         tokens = _tokens(self._condition.text)
         if not tokens:
             raise _Refusal("it is empty. Write a condition, such as length >= 50.")
+        begins = self._replace(tokens)
+        try:
+            return ast.parse(self._placed.strip(), mode="eval").body
+        except SyntaxError as error:
+            for token in tokens:
+                if token.kind == "word":
+                    self._refuse_capitals(token.value)
+            before = [n for n, begin in enumerate(begins) if begin < (error.offset or 1)]
+            at = tokens[before[-1] if before else 0].at
+            raise _Refusal(
+                f"it cannot be read from character {at + 1} on, "
+                f"{shown(self._condition.text[at:])}. Check the signs and brackets there."
+            ) from None
+        except (ValueError, RecursionError, MemoryError, OverflowError):
+            raise self._too_deep() from None
+
+    def _replace(self, tokens: list[Token]) -> list[int]:
+        """Write the text with placeholders for words, numbers and texts.
+
+        Returns:
+            Where each token begins in it.
+        """
         depth = signs = 0
         begins, numbers = list[int](), dict[tuple[str, type, Any], int]()
         for token in tokens:
@@ -337,21 +359,7 @@ class _Parser:
                 self._placed += f"_{number} "
                 if number == len(self._table):
                     self._table.append(token)
-        try:
-            tree = ast.parse(self._placed.strip(), mode="eval").body
-        except SyntaxError as error:
-            for token in tokens:
-                if token.kind == "word":
-                    self._refuse_capitals(token.value)
-            before = [n for n, begin in enumerate(begins) if begin < (error.offset or 1)]
-            at = tokens[before[-1] if before else 0].at
-            raise _Refusal(
-                f"it cannot be read from character {at + 1} on, "
-                f"{shown(self._condition.text[at:])}. Check the signs and brackets there."
-            ) from None
-        except (ValueError, RecursionError, MemoryError, OverflowError):
-            raise self._too_deep() from None
-        return tree
+        return begins
 
     def _refuse_capitals(self, word: str) -> None:
         """Refuse ``AND`` as other languages write it."""
@@ -370,9 +378,7 @@ class _Parser:
         if isinstance(node, ast.Subscript):
             return self._component(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            made = self._made(node.operand, depth + 1)
-            truth = self._truth(made, node.operand)
-            return replace(made, kind="truth", evaluate=lambda rows: ~truth(rows))
+            return self._inverted(node.operand, depth)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             return self._negated(node.operand, depth)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
@@ -554,6 +560,11 @@ class _Parser:
                 f"{self._text(node)} is {KINDS[made.kind]}, where a number is needed. {advice}"
             )
         return made
+
+    def _inverted(self, node: ast.expr, depth: int) -> Expression:
+        made = self._made(node, depth + 1)
+        truth = self._truth(made, node)
+        return replace(made, kind="truth", evaluate=lambda rows: ~truth(rows))
 
     def _negated(self, node: ast.expr, depth: int) -> Expression:
         made = self._number(node, depth)

@@ -105,13 +105,7 @@ class ChangedReader(ReaderOf):
             for path in paths_of(schema.paths, [name], own_names, "rename"):
                 top = name if path in under(schema.paths, name) else path
                 self._names[path] = _joined(new, path[len(top) :])
-        changed_fields: dict[str, Field] = {}
-        for path in self._paths:
-            new = self._names[path]
-            if new in changed_fields:
-                raise SchemaError(f"two fields would be named {new!r}. Rename or drop one of them.")
-            cast = self._casts.get(path)
-            changed_fields[new] = schema.fields[path] if cast is None else cast.field
+        changed_fields = self._changed(schema)
         roles = {
             role: self._names.get(path, changes.rename.get(path, path))
             for role, path in schema.roles.items()
@@ -134,6 +128,17 @@ class ChangedReader(ReaderOf):
             for name, changed_by in changes.options.items()
             if name in ("cast", "rename", "drop")
         ]
+
+    def _changed(self, schema: Schema) -> dict[str, Field]:
+        """The fields that stay, with their new names and dtypes."""
+        changed: dict[str, Field] = {}
+        for path in self._paths:
+            new = self._names[path]
+            if new in changed:
+                raise SchemaError(f"two fields would be named {new!r}. Rename or drop one of them.")
+            cast = self._casts.get(path)
+            changed[new] = schema.fields[path] if cast is None else cast.field
+        return changed
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""

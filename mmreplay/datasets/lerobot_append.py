@@ -351,18 +351,21 @@ class LerobotAppender(Appender):
                 _link(self.target / name, files.make_staged(folder / name))
                 self._linked.add(folder / name)
         if self._old:
-            # Files that a user put there, such as a README.md, stay.
-            known = {name for unit in (*old, *joined) for name in self._names(unit)}
-            for path in sorted(self.target.rglob("*")):
-                name = str(path.relative_to(self.target))
-                is_folder = path.is_dir() and not path.is_symlink()
-                if name not in (*known, *DESCRIBING, RECORD) and not is_folder:
-                    _link(path, files.make_staged(folder / name))
+            self._keep_others(folder, [*old, *joined])
         if fresh.exists():
             for unit in new:
                 for name in self._names(unit):
                     files.disk.rename(fresh / name, files.make_staged(folder / name))
         return old + new
+
+    def _keep_others(self, folder: Path, units: list[Unit]) -> None:
+        """Link the files that a user put into the set, such as a README.md."""
+        known = {*DESCRIBING, RECORD, *(name for unit in units for name in self._names(unit))}
+        for path in sorted(self.target.rglob("*")):
+            name = str(path.relative_to(self.target))
+            is_folder = path.is_dir() and not path.is_symlink()
+            if name not in known and not is_folder:
+                _link(path, files.make_staged(folder / name))
 
     def _names(self, unit: Unit) -> list[str]:
         """Paths of a unit's files in the set."""
@@ -413,6 +416,25 @@ def join_units(
     Returns:
         The unit; None, and no file, where videos of a camera were encoded otherwise.
     """
+    video_nbytes = _join_videos(sources, folder, number, layout, sizes)
+    if video_nbytes is None:
+        return None
+    for template in (DATA_PATH, EPISODES_PATH):
+        _join_tables(sources, folder, number, layout, sizes, template)
+    data_nbytes = (folder / sizes.path(DATA_PATH, number)).stat().st_size
+    fullness = max(data_nbytes / sizes.data_mb, video_nbytes / sizes.video_mb) / 1e6
+    episodes = sum(unit.episodes for _, unit in sources)
+    return Unit(number, episodes, sum(unit.rows for _, unit in sources), fullness)
+
+
+def _join_videos(
+    sources: Sequence[tuple[Path, Unit]], folder: Path, number: int, layout: Layout, sizes: Sizes
+) -> int | None:
+    """Join the videos of each camera by packets: the largest file in bytes.
+
+    Returns:
+        None, and no file is written, where videos of a camera were encoded otherwise.
+    """
     fps = float(layout.fps)
     packets = {
         name: [
@@ -427,7 +449,7 @@ def join_units(
         parameters = {None if each is None else each.parameters for each in of_camera}
         if len(parameters) > 1 or None in parameters:
             return None
-    video_nbytes = [0]
+    nbytes = 0
     for name, of_camera in packets.items():
         path = files.make_staged(folder / sizes.path(VIDEO_PATH, number, name))
         assert of_camera[0] is not None
@@ -437,33 +459,37 @@ def join_units(
                 assert each is not None
                 video.copy(each)
         video.close()
-        video_nbytes.append(video.nbytes)
+        nbytes = max(nbytes, video.nbytes)
+    return nbytes
+
+
+def _join_tables(
+    sources: Sequence[tuple[Path, Unit]],
+    folder: Path,
+    number: int,
+    layout: Layout,
+    sizes: Sizes,
+    template: str,
+) -> None:
+    """Join the tables of rows, or those of episodes, by the template of their path."""
     chunk, index = sizes.location(number)
-    for template in (DATA_PATH, EPISODES_PATH):
-        path = files.make_staged(folder / sizes.path(template, number))
-        writer: ParquetFileWriter | None = None
-        rows = 0
+    path = files.make_staged(folder / sizes.path(template, number))
+    with pq.ParquetFile(sources[0][0] / sizes.path(template, sources[0][1].number)) as first:
+        metadata = first.schema_arrow.metadata or {}
+        schema = first.schema_arrow.remove_metadata()
+    writer = ParquetFileWriter(File.create(path, 0), schema, SNAPPY, 1 << 10)
+    rows = 0
+    with undone_by(writer.close, None):
         for source, unit in sources:
             with pq.ParquetFile(source / sizes.path(template, unit.number)) as file:
-                if writer is None:
-                    schema = file.schema_arrow
-                    metadata = schema.metadata or {}
-                    schema = schema.remove_metadata()
-                    writer = ParquetFileWriter(File.create(path, 0), schema, SNAPPY, 1 << 10)
-                with undone_by(writer.close, None):
-                    for group in range(file.num_row_groups):
-                        table = file.read_row_group(group).cast(schema)
-                        if template == EPISODES_PATH:
-                            seconds = float(rows / layout.fps)
-                            table = _moved(table, chunk, index, seconds, layout)
-                        writer.write(table.combine_chunks().to_batches())
+                for group in range(file.num_row_groups):
+                    table = file.read_row_group(group).cast(schema)
+                    if template == EPISODES_PATH:
+                        seconds = float(rows / layout.fps)
+                        table = _moved(table, chunk, index, seconds, layout)
+                    writer.write(table.combine_chunks().to_batches())
             rows += unit.rows
-        assert writer is not None
-        writer.close({key: text for key, text in metadata.items() if key != b"ARROW:schema"})
-    data_nbytes = (folder / sizes.path(DATA_PATH, number)).stat().st_size
-    fullness = max(data_nbytes / sizes.data_mb, max(video_nbytes) / sizes.video_mb) / 1e6
-    episodes = sum(unit.episodes for _, unit in sources)
-    return Unit(number, episodes, rows, fullness)
+    writer.close({key: text for key, text in metadata.items() if key != b"ARROW:schema"})
 
 
 def _moved(table: Any, chunk: int, index: int, seconds: float, layout: Layout) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeGuard
@@ -304,30 +304,7 @@ def _choose_video(features: dict[str, Feature], video: object) -> None:
         SchemaError: A name is no image, or the sides of one are odd.
     """
     cameras = {name: each for name, each in features.items() if each.dtype == "image"}
-    if isinstance(video, bool):
-        chosen: Collection[str] = cameras if video else ()
-    elif isinstance(video, str) or (
-        isinstance(video, list | tuple) and all(isinstance(each, str) for each in video)
-    ):
-        named = video.split(",") if isinstance(video, str) else video
-        chosen = {
-            name
-            for wanted in named
-            for name, each in cameras.items()
-            if wanted == name or each.path in under([each.path], wanted)
-        }
-        for wanted in named:
-            if not any(wanted == n or under([f.path], wanted) for n, f in cameras.items()):
-                raise SchemaError(
-                    f"video must name fields that are images, of {', '.join(cameras) or 'none'}, "
-                    f"got {shown(wanted)}. Pass true, false, or their names with commas."
-                )
-    else:
-        raise SchemaError(
-            f"video must be true, false or names of images, got {shown(video)}. Leave it out to "
-            "store all images as video."
-        )
-    for name in chosen:
+    for name in _named_cameras(cameras, video):
         each = cameras[name]
         height, width, _ = each.shape
         if height % 2 or width % 2:
@@ -338,6 +315,28 @@ def _choose_video(features: dict[str, Feature], video: object) -> None:
         features[name] = Feature(
             each.path, each.field, "video", (height, width, 3), each.names, each.channels_first
         )
+
+
+def _named_cameras(cameras: dict[str, Feature], video: object) -> list[str]:
+    """The names of the images that the option names."""
+    if isinstance(video, bool):
+        return list(cameras) if video else []
+    named = video.split(",") if isinstance(video, str) else video
+    if not isinstance(named, list | tuple) or not all(isinstance(each, str) for each in named):
+        raise SchemaError(
+            f"video must be true, false or names of images, got {shown(video)}. Leave it out to "
+            "store all images as video."
+        )
+    chosen = list[str]()
+    for wanted in named:
+        meant = [n for n, f in cameras.items() if wanted == n or under([f.path], wanted)]
+        if not meant:
+            raise SchemaError(
+                f"video must name fields that are images, of {', '.join(cameras) or 'none'}, "
+                f"got {shown(wanted)}. Pass true, false, or their names with commas."
+            )
+        chosen += meant
+    return chosen
 
 
 def _fps(fps: object, user_metadata: Json, imported: Json) -> Fraction:
