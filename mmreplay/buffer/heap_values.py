@@ -607,9 +607,9 @@ class PlainValue:
         assert field.max_length is not None
         self._path, self._names = path, path.split(SEPARATOR)
         self._maximum, self._kind = field.max_length, field.kind
-        # Arrays of text are looked at, and so are those of floats with 16 bits that
+        # Arrays of text are looked at, and so are images, and floats with 16 bits that
         # numpy does not know.
-        self._is_array = field.kind != "text" and field.dtype != "bfloat16"
+        self._is_array = field.kind in ("array", "bytes") and field.dtype != "bfloat16"
         self._dtype, self._inner = field.numpy, field.inner
         self._ndim = 1 + len(field.inner)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,7 @@ class GenerationReader(StartView):
         "_afters",
         "_agent_ends",
         "_apart",
+        "_as_stored",
         "_before",
         "_bfloat16",
         "_bits",
@@ -184,6 +185,7 @@ class GenerationReader(StartView):
         self._transform = transform
         self._before = 0 if transform is None else transform.before
         self._after = 1 if transform is None else transform.after
+        self._as_stored = frozenset[str]() if transform is None else transform.as_stored
         self._final_follows = metadata.autoreset == "next_step"
         self._plan_reads(files)
         if transform is None:
@@ -1053,19 +1055,31 @@ class GenerationReader(StartView):
         # References of two fields look alike: each becomes its value while it is known
         # which field it is of.
         return found._replace(
-            fields=self._values.with_values(found.fields, env_ids, positions),
+            fields=self._values.with_values(
+                found.fields, env_ids, positions, as_stored=self._as_stored
+            ),
             columns={
-                where: self._values.with_values(columns, env_ids, positions)
+                where: self._values.with_values(
+                    columns, env_ids, positions, as_stored=self._as_stored
+                )
                 for where, columns in found.columns.items()
             },
         )
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
+        return self._read_values(paths, env_ids, positions, self._as_stored)
+
+    def _read_values(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, as_stored: Collection[str] = ()
+    ) -> Fields:
+        """The same; see `ValueReader.with_values` for what stays as it is stored."""
         fields = self._read_stored(paths, env_ids, positions)
         if self._values is None:
             return fields
-        return self._values.with_values(fields, env_ids, positions, by_row=True)
+        return self._values.with_values(
+            fields, env_ids, positions, by_row=True, as_stored=as_stored
+        )
 
     def _read_stored(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """The same, with references of fields that vary."""
@@ -1183,14 +1197,14 @@ class GenerationReader(StartView):
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
     ) -> tuple[Fields, NDArray[np.bool_]]:
         """Copy rows, and say which are whole; see `StartView.read_rows`."""
-        stored = {path: self._schema[path] for path in paths}
-        columns = self.read(paths, env_ids, positions)
+        drawn = {path: self._schema[path].drawn for path in paths}
+        columns = self._read_values(paths, env_ids, positions)
         whole = self.intact(env_ids, positions)
         fields = {
             path: columns[path]
             if field.varies
             else np.ascontiguousarray(columns[path]).reshape(len(positions), *field.shape)
-            for path, field in stored.items()
+            for path, field in drawn.items()
         }
         return fields, whole
 
@@ -1242,10 +1256,10 @@ class GenerationReader(StartView):
         self, paths: tuple[str, ...], env_ids: ArrayLike, positions: ArrayLike
     ) -> Fields:
         """Some fields of given rows; see `ReplayBuffer.get_fields`."""
-        fields = [self._schema[path] for path in paths]
+        fields = [self._schema[path].drawn for path in paths]
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
-        columns = self.read(paths, ids.ravel(), pos.ravel())
+        columns = self._read_values(paths, ids.ravel(), pos.ravel())
         self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return {
             path: columns[path].reshape(*ids.shape)

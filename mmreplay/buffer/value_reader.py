@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +28,17 @@ class Overwritten(Protocol):
 
     def __call__(self, env_ids: Ids, positions: Ids, *, alone: bool) -> NDArray[np.bool_]:
         """Return bool ``[N]``."""
+
+
+def _first_of_equal(positions: Ids, env_ids: Ids) -> Ids:
+    """Of each value the first that lies at the same place in the heap."""
+    order = np.lexsort((positions, env_ids))
+    begins = np.ones(len(order), bool)
+    begins[1:] = (np.diff(positions[order]) != 0) | (np.diff(env_ids[order]) != 0)
+    # The sort is stable: the first of equal ones is the lowest.
+    first = np.empty_like(order)
+    first[order] = order[begins][np.cumsum(begins) - 1]
+    return first
 
 
 class ValueReader:
@@ -66,8 +77,9 @@ class ValueReader:
         *,
         copied: bool = False,
         by_row: bool = False,
+        as_stored: Collection[str] = (),
     ) -> Fields:
-        """Replace references by the values that they name.
+        """Replace references by the values that they name, as draws hold them.
 
         Args:
             fields: Per path ``[N, ...]``; of fields that vary references, or `Ragged`,
@@ -76,10 +88,12 @@ class ValueReader:
             positions: int64 ``[N]``, the steps.
             by_row: Each row counts by itself; see `_refuse_damaged`.
             copied: The rows go to other files, each by itself, where values get new
-                checksums: they are compared with those that they have here.
+                checksums: they are compared with those that they have here, and stay
+                as they are stored.
+            as_stored: Fields whose values stay as they are stored, too.
 
         Returns:
-            The same, with `Ragged` of references ``[N, ...]``.
+            The same, with `Ragged` of references ``[N, ...]``, or what draws hold.
 
         Raises:
             CorruptError: A reference of a row that is still there is illegal or, where
@@ -122,6 +136,17 @@ class ValueReader:
             if field.inner:
                 values = values.reshape(-1, *field.inner)
             taken = Ragged(values, offsets)
+            if field.drawn is not field and not copied and path not in as_stored:
+                same = _first_of_equal(references["position"], ids)
+                array, damage = field.rules.decode(field, taken, same)
+                for number, what in damage.items():
+                    step = slice(number // each, number // each + 1)
+                    what = f"it is no {field.description} ({what})"
+                    self._refuse_damaged(
+                        path, env_ids[step], positions[step], ahead, what, alone=alone
+                    )
+                result[name] = array.reshape(*column.shape, *array.shape[1:])
+                continue
             result[name] = taken if column.ndim == 1 else taken.reshape(*column.shape)
         return result
 

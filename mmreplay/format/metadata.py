@@ -49,8 +49,8 @@ HEAP_ROWS = 4
 """Longest rows that a heap must hold: 2 let the writer go on, 3 leave the newest row
 alive, and 4 do so with a reserve."""
 # Features this version knows; a buffer that needs another is refused.
-AGENT_ENDS, EMPTY_FIELDS, HEAP = "agent_ends", "empty_fields", "heap"
-INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS, HEAP})
+AGENT_ENDS, EMPTY_FIELDS, HEAP, IMAGE = "agent_ends", "empty_fields", "heap", "image"
+INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS, HEAP, IMAGE})
 RO_COMPAT: frozenset[str] = frozenset()
 
 T = TypeVar("T", bound=str)
@@ -321,6 +321,11 @@ def _from_json(value: Json, name: str) -> Metadata:
             f"{name} is damaged: it must have the feature 'heap' exactly where a field "
             "varies, and then heap_bytes"
         )
+    if (IMAGE in features) != (IMAGE in _needed(schema)):
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'image' exactly where a field is of "
+            "images"
+        )
     heap_nbytes = 0
     if varies:
         maximum = MAX_HEAPS_NBYTES
@@ -351,6 +356,7 @@ def _needed(schema: Schema) -> list[str]:
         AGENT_ENDS: schema.num_agents is not None,
         EMPTY_FIELDS: empty,
         HEAP: bool(schema.varying),
+        IMAGE: any(field.encoding is not None for field in schema.fields.values()),
     }
     return [name for name, used in needed.items() if used]
 
