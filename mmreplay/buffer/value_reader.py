@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.read_plan import Fields, Ids
 from mmreplay.errors import OR_REPAIR, CorruptError, FailedError, StaleError
-from mmreplay.format.heap import checksums, legal, nbytes_of
+from mmreplay.format.heap import References, checksums, legal, nbytes_of
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.field import REFERENCE
@@ -30,11 +30,13 @@ class Overwritten(Protocol):
         """Return bool ``[N]``."""
 
 
-def _first_of_equal(positions: Ids, env_ids: Ids) -> Ids:
+def _first_of_equal(references: References, env_ids: Ids) -> Ids:
     """Of each value the first that lies at the same place in the heap."""
-    order = np.lexsort((positions, env_ids))
+    # An empty value lies where another begins.
+    keys = references["position"], references["length"], env_ids
+    order = np.lexsort(keys)
     begins = np.ones(len(order), bool)
-    begins[1:] = (np.diff(positions[order]) != 0) | (np.diff(env_ids[order]) != 0)
+    begins[1:] = np.logical_or.reduce([np.diff(key[order]) != 0 for key in keys])
     # The sort is stable: the first of equal ones is the lowest.
     first = np.empty_like(order)
     first[order] = order[begins][np.cumsum(begins) - 1]
@@ -137,7 +139,7 @@ class ValueReader:
                 values = values.reshape(-1, *field.inner)
             taken = Ragged(values, offsets)
             if field.drawn is not field and not copied and path not in as_stored:
-                same = _first_of_equal(references["position"], ids)
+                same = _first_of_equal(references, ids)
                 array, damage = field.rules.decode(field, taken, same)
                 for number, what in damage.items():
                     step = slice(number // each, number // each + 1)
