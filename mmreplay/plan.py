@@ -15,7 +15,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes.column_index import BYTES_A_ROW
 from mmreplay.errors import SchemaError
 from mmreplay.format import commit
-from mmreplay.format.metadata import planned_heap_nbytes
+from mmreplay.format.metadata import planned_heap_nbytes, planned_lengths
 from mmreplay.format.sharding import Codec
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Ring
@@ -205,9 +205,10 @@ def _lengths(schema: Schema, lengths: float | Mapping[str, float] | None) -> dic
                 f"lengths must be of fields that vary, got {path!r}. The schema has "
                 f"{list(schema.varying)}."
             )
-    found = {}
+    found, planned = dict[str, float](), planned_lengths(schema)
     for path in schema.varying:
         length = given.get(path) if isinstance(lengths, Mapping) else lengths
+        length = planned.get(path) if length is None else length
         if length is None:
             raise SchemaError(
                 f"lengths must say how long an average value of field {path!r} is, got "

@@ -100,12 +100,13 @@ def plan(
     layout = known_layout if envs == known_envs else None
     heap = heap_bytes
     if schema.varying and heap is None and length is None:
-        if not known_heap:
+        unknown = [path for path in schema.varying if schema[path].encoding is None]
+        if not known_heap and unknown:
             raise usage_error(
-                f"--length is missing, as field {schema.varying[0]!r} varies. Give the "
+                f"--length is missing, as field {unknown[0]!r} varies. Give the "
                 "items of an average value, or --heap-bytes"
             )
-        heap = known_heap
+        heap = known_heap or None
     lengths = None if length is None else parse_lengths(length)
     planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=lengths)
     free = free_nbytes(at)

@@ -141,6 +141,13 @@ class Reader(Protocol):
             lengths = {path: block.values(path).lengths for path in varying}
             yield Block(lengths, block.env_ids, block.positions, block.flags)
 
+    def at_most(self) -> Iterator[Block] | None:
+        """The same with the most that lengths may be, where values are still to be made.
+
+        None where `measures` knows the lengths without that.
+        """
+        return None
+
     def narrow(self, span: Span) -> None:
         """Allow the reader to skip rows outside of a span: they will be left out."""
         return

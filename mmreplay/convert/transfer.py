@@ -134,7 +134,11 @@ def describe(reader: Reader, provenance: Json | None = None) -> Description:
         description = replace(description, user={**description.user, PROVENANCE: provenance})
     if not description.schema.varying:
         return description
-    values = ValueSizes(reader.measures, description.schema, description.num_envs)
+    schema, num_envs = description.schema, description.num_envs
+    bounds = None
+    if reader.at_most() is not None:
+        bounds = ValueSizes(lambda: reader.at_most() or iter(()), schema, num_envs)
+    values = ValueSizes(reader.measures, schema, num_envs, bounds)
     return replace(description, values=values)
 
 

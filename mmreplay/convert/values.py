@@ -45,9 +45,17 @@ class Shard:
 
 
 class ValueSizes:
-    """Sizes of the values of a source, measured when they are first asked for."""
+    """Sizes of the values of a source, measured when they are first asked for.
 
-    def __init__(self, measure: Measure, schema: Schema, num_envs: int) -> None:
+    Attributes:
+        at_most: Upper bounds of these, where to measure them takes as long as to make
+            the values; None elsewhere.
+    """
+
+    def __init__(
+        self, measure: Measure, schema: Schema, num_envs: int, at_most: ValueSizes | None = None
+    ) -> None:
+        self.at_most = at_most
         self._measure, self._schema = measure, schema
         self._num_envs = num_envs
         self._totals: dict[str, int] | None = None

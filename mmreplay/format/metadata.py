@@ -458,6 +458,12 @@ def heap_reserve_nbytes(schema: Schema, heap_nbytes: int) -> int:
     return max(heap_nbytes // 16, schema.max_heap_nbytes)
 
 
+def planned_lengths(schema: Schema) -> dict[str, float]:
+    """Items of an average value, by path of each field whose declaration says it."""
+    encodings = {path: schema.fields[path].encoding for path in schema.varying}
+    return {p: float(e.planned_nbytes) for p, e in encodings.items() if e is not None}
+
+
 def planned_heap_nbytes(schema: Schema, capacity: int, lengths: Mapping[str, float]) -> int:
     """Bytes of a heap in which a whole capacity of rows lives.
 
@@ -476,7 +482,18 @@ def planned_heap_nbytes(schema: Schema, capacity: int, lengths: Mapping[str, flo
         nbytes = ceil(lengths[path] * field.inner_nbytes)
         row += -(-nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
         longest = max(longest, field.max_heap_nbytes)
-    rows = capacity * row + longest
+    return heap_nbytes_for(schema, 0, capacity * row + longest)
+
+
+def heap_nbytes_for(schema: Schema, stored: int, rows: int) -> int:
+    """A legal ``heap_bytes`` for the values of some rows.
+
+    Args:
+        schema: The fields.
+        stored: Bytes that lie in it from its beginning on.
+        rows: Bytes of the values for which there is to be room, at its end too.
+    """
+    rows = max(stored, rows)
     # The reserve is a sixteenth of the heap, or the longest row.
     nbytes = max(-(-16 * rows // 15) + HEAP_ALIGNMENT, rows + schema.max_heap_nbytes)
     nbytes = max(nbytes, smallest_heap_nbytes(schema))

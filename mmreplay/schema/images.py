@@ -135,6 +135,11 @@ class ImageEncoding:
         return self.nbytes + SPARE_NBYTES
 
     @property
+    def planned_nbytes(self) -> int:
+        """Bytes of a file for which room is planned where nothing else is said."""
+        return self.nbytes // 4 if self.codec == "jpeg" else self.nbytes
+
+    @property
     def options(self) -> str:
         """Codec, quality and subsampling, such as ``jpeg:90:420``, or ``png``."""
         return "png" if self.codec == "png" else f"jpeg:{self.quality}:{self.subsampling}"
