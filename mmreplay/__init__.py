@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from mmreplay.errors import FormatError as FormatError
     from mmreplay.errors import FullError as FullError
     from mmreplay.errors import FullWarning as FullWarning
-    from mmreplay.errors import LossWarning as LossWarning
     from mmreplay.errors import LockedError as LockedError
+    from mmreplay.errors import LossWarning as LossWarning
     from mmreplay.errors import RemovedError as RemovedError
     from mmreplay.errors import ReplayError as ReplayError
     from mmreplay.errors import SchemaError as SchemaError
@@ -95,9 +95,9 @@ if TYPE_CHECKING:
     from mmreplay.transforms.advantages import LambdaReturn as LambdaReturn
     from mmreplay.transforms.apply import Apply as Apply
     from mmreplay.transforms.delta import Delta as Delta
-    from mmreplay.transforms.encoded import Encoded as Encoded
     from mmreplay.transforms.elementwise import Cast as Cast
     from mmreplay.transforms.elementwise import OneHot as OneHot
+    from mmreplay.transforms.encoded import Encoded as Encoded
     from mmreplay.transforms.her import HER as HER
     from mmreplay.transforms.normalize import Normalize as Normalize
     from mmreplay.transforms.nstep import NStep as NStep

@@ -141,8 +141,23 @@ class Reader(Protocol):
             lengths = {path: block.values(path).lengths for path in varying}
             yield Block(lengths, block.env_ids, block.positions, block.flags)
 
+    def as_files(self, path: str, codec: str) -> bool:
+        """Ask for the images of a field as the files that they are in the source.
+
+        Called before the first block. The field becomes one of images, whose values are
+        not decoded.
+
+        Args:
+            path: Of the field.
+            codec: ``"jpeg"`` or ``"png"``.
+
+        Returns:
+            Whether the source has such files; if not, nothing changes.
+        """
+        return False
+
     def at_most(self) -> Iterator[Block] | None:
-        """The same with the most that lengths may be, where values are still to be made.
+        """The same with upper bounds of lengths, where values are still to be made.
 
         None where `measures` knows the lengths without that.
         """

@@ -20,8 +20,8 @@ from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, under
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.images import CODECS, QUALITY
 from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_bits
+from mmreplay.schema.images import CODECS, QUALITY
 
 Numbers = NDArray[np.generic]
 
@@ -173,17 +173,17 @@ class ChangedReader(ReaderOf):
     @property
     def _encoded(self) -> list[str]:
         """Paths of the fields whose images are encoded here."""
-        return [path for path, cast in self._casts.items() if cast.field.varies]
+        return [path for path, cast in self._casts.items() if cast.encodes]
 
     def _lengths(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """Lengths of values by their new paths; of images the most that they may be."""
-        encoded = {p: c.field.max_length for p, c in self._casts.items() if c.field.varies}
+        encoded = {p: self._casts[p].field.max_length for p in self._encoded}
         for block in blocks:
             columns: dict[str, Any] = {}
             for path in self._paths:
                 if path in encoded:
                     columns[self._names[path]] = np.full(len(block), encoded[path], np.int64)
-                elif path in block.columns and path not in self._casts:
+                elif path in block.columns and self._description.schema[self._names[path]].varies:
                     columns[self._names[path]] = block.columns[path]
             yield replace(block, columns=columns)
 
@@ -225,6 +225,9 @@ class ImageCast:
         if form == "uint8":
             self.field = arrays
             return
+        if field.encoding is not None and form == field.encoding.codec:
+            self.field = field
+            return
         codec, *numbers = form.split(":") if isinstance(form, str) else [shown(form)]
         legal = codec in CODECS and len(numbers) <= (2 if codec == "jpeg" else 0)
         if not legal or not all(number.isdigit() for number in numbers[:1]):
@@ -246,10 +249,17 @@ class ImageCast:
         self.field = Field.image(arrays.shape, codec, quality, subsampling)  # type: ignore[arg-type]  # checked there
 
     @property
+    def encodes(self) -> bool:
+        """Whether the lengths of values are known when they are made."""
+        return self.field.varies and self.field != self._from
+
+    @property
     def said(self) -> str | None:
         """What the report says of it."""
         if self.field.encoding is None:
             return None
+        if self.field == self._from:
+            return f"images of field {self.path!r} stay the files that they are"
         lossy = ", which changes them" if self.field.encoding.codec == "jpeg" else ""
         return f"images of field {self.path!r} are stored as {self.field.encoding.options}{lossy}"
 
@@ -279,6 +289,8 @@ class Cast:
         field: As it becomes.
         error: The largest relative error of a float so far.
     """
+
+    encodes = False
 
     @property
     def said(self) -> str | None:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,8 +32,10 @@ from mmreplay.convert.staging import STAGED
 from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
 from mmreplay.disk.address import url_of
-from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
+from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called, undone_by
+from mmreplay.nesting import under
 from mmreplay.ring import Span
+from mmreplay.schema.images import CODECS
 from mmreplay.strict_json import Json
 
 
@@ -250,6 +252,7 @@ class Source:
         options: As its reader takes them.
         buffer: The source itself where it is open.
         stored: The target is of this format as well; see `registry.open_stored`.
+        files: Codecs of images that stay files, by the name of their field.
     """
 
     path: Path | None
@@ -257,6 +260,7 @@ class Source:
     options: Options
     buffer: ReplayBuffer | None = None
     stored: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> Path:
@@ -269,7 +273,14 @@ class Source:
         if self.buffer is not None:
             return BufferReader(self.buffer, **cast("dict[str, Any]", options))
         assert self.path is not None
-        return open_source(self.path, self.format, options, stored=self.stored)
+        reader = open_source(self.path, self.format, options, stored=self.stored)
+        with undone_by(reader.close):
+            for name, codec in self.files.items():
+                # A name that is none is refused where fields are cast.
+                paths = reader.describe().schema.paths
+                for path in {*under(paths, name), *reader.own_names().get(name, ())}:
+                    reader.as_files(path, codec)
+        return reader
 
     def selected(
         self, selection: Selection, progress: Progress | None = None
@@ -331,24 +342,28 @@ class Conversion:
         Raises:
             ReplayError: Something is wrong with a source, or with what is asked of it.
         """
-        selection, changes = self.selection, self.changes
-        if len(self.sources) > 1:
+        selection, changes, sources = self.selection, self.changes, self.sources
+        if changes is not None and changes.map is None:
+            # A function that changes episodes gets arrays.
+            files = {name: each for name, each in changes.cast.items() if each in CODECS}
+            sources = [replace(each, files=files) for each in sources]
+        if len(sources) > 1:
             selection = selection or Selection()
             fields: Options = {}
             if not selection.reads_fields:
                 fields = {"fields": selection.fields}
             openers = [
                 (each.name, partial(each.open, fields if each.takes_fields else {}))
-                for each in self.sources
+                for each in sources
             ]
             opened = join(openers, selection, self.envs, progress)
         else:
             with self.naming():
                 if selection is None:
-                    reader = self.sources[0].open({})
+                    reader = sources[0].open({})
                     opened = {"": Selected(reader, [Origin(reader.describe())])}
                 else:
-                    opened = self.sources[0].selected(selection, progress)
+                    opened = sources[0].selected(selection, progress)
         if changes is None:
             return opened
         return {

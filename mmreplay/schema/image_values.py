@@ -1,4 +1,4 @@
-"""Values of image fields: arrays are encoded, files are looked at, draws decode them."""
+"""Values of image fields: arrays are encoded, files checked, and both decoded."""
 
 from __future__ import annotations
 
@@ -139,10 +139,8 @@ def _warn_of_loss(encoding: ImageEncoding, path: str) -> None:
     )
 
 
-def _cells(
-    encoding: ImageEncoding, value: object, path: str, lead: tuple[int, ...]
-) -> list[Any]:
-    """The images one by one: arrays of three axes, or what holds the bytes of a file."""
+def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, ...]) -> list[Any]:
+    """The images one by one: arrays of three axes, or the bytes of a file."""
     if not lead:
         return [_cell(encoding, value, path, "")]
     if not isinstance(value, list | tuple | str | bytes | bytearray | memoryview):
@@ -205,7 +203,7 @@ def _cell(encoding: ImageEncoding, value: object, path: str, where: str) -> Any:
 
 
 def leading_axes_of_images(value: object) -> int:
-    """Axes in front of images: arrays of three axes, or files as bytes or uint8 [bytes]."""
+    """Axes in front of images: arrays, or files as bytes or uint8 ``[bytes]``."""
     if isinstance(value, Ragged):
         return len(value.shape)
     if isinstance(value, list | tuple):

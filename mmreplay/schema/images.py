@@ -116,9 +116,7 @@ class ImageEncoding:
             return cls((height, width, channels), "png", None, None)
         stated = quality is not None
         way_out = "95 is nearly without visible loss; 'png' loses nothing."
-        quality = integer(
-            "image quality", quality if stated else QUALITY, 1, way_out, maximum=100
-        )
+        quality = integer("image quality", quality if stated else QUALITY, 1, way_out, maximum=100)
         subsampling = SUBSAMPLING if subsampling is None else subsampling
         one_of("image subsampling", subsampling, SUBSAMPLINGS, "'444' keeps all colors.")
         return cls((height, width, channels), "jpeg", quality, str(subsampling), stated)

@@ -31,7 +31,7 @@ class Encoded:
     Example:
         >>> field = mr.Field.image((96, 96, 3), codec="png")
         >>> buffer = mr.ReplayBuffer.create(
-        ...     None, {"image": field}, 9, engine="memory", transforms=[mr.Encoded("image")]
+        ...     None, {"image": field}, 9, engine="memory", transforms=[mr.Encoded()]
         ... )
         >>> buffer.extend(image=np.zeros((4, 96, 96, 3), np.uint8))
         >>> bytes(buffer.sample(2)["image"][0])[1:4]
