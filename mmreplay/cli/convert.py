@@ -490,6 +490,7 @@ def convert(
                     overwrite=overwrite,
                     strict=strict,
                     progress=lambda done, _: meter.update(done, done - meter.done),
+                    uncompressed=writes.name == registry.BUFFER and writing.get("engine") != "zarr",
                 )
             if saved is not None and save_selection is not None:
                 write_selection(save_selection, saved)

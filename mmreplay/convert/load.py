@@ -177,7 +177,12 @@ def load(
         )
 
     return Conversion(sources, selection, changes, envs).run(
-        target_path, open_writer, overwrite=overwrite, strict=strict, progress=progress
+        target_path,
+        open_writer,
+        overwrite=overwrite,
+        strict=strict,
+        progress=progress,
+        uncompressed=engine != "zarr",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from mmreplay.arguments import format_size
 from mmreplay.buffer import opening
 from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -32,7 +34,15 @@ from mmreplay.convert.staging import STAGED
 from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
 from mmreplay.disk.address import url_of
-from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called, undone_by
+from mmreplay.errors import (
+    FormatError,
+    ReplayError,
+    SchemaError,
+    SourceError,
+    called,
+    frames_to_caller,
+    undone_by,
+)
 from mmreplay.nesting import under
 from mmreplay.ring import Span
 from mmreplay.schema.images import CODECS
@@ -159,6 +169,8 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
 
 Options = dict[str, object]
 ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
+EXPANSION, LEAST_EXPANDED_NBYTES = 10, 64 << 20
+"""Images that become so many times larger are warned of, from so many bytes on."""
 SELECTED = ("fields", "env_ids")
 """Options of a buffer's reader that `Selection` holds."""
 
@@ -282,6 +294,15 @@ class Source:
                     reader.as_files(path, codec)
         return reader
 
+    def decoding_videos(self) -> Source:
+        """The same, whose videos are decoded where nothing else is said of them."""
+        if "video" in self.options or self.format.name == BUFFER:
+            return self
+        known = registry.options_of(self.format, "open_reader")
+        return replace(
+            self, options={**self.options, "video": "decode"} if "video" in known else self.options
+        )
+
     def selected(
         self, selection: Selection, progress: Progress | None = None
     ) -> dict[str, Selected]:
@@ -343,10 +364,14 @@ class Conversion:
             ReplayError: Something is wrong with a source, or with what is asked of it.
         """
         selection, changes, sources = self.selection, self.changes, self.sources
-        if changes is not None and changes.map is None:
-            # A function that changes episodes gets arrays.
-            files = {name: each for name, each in changes.cast.items() if each in CODECS}
-            sources = [replace(each, files=files) for each in sources]
+        if changes is not None:
+            forms = {name: str(each).partition(":")[0] for name, each in changes.cast.items()}
+            if any(form in CODECS for form in forms.values()):
+                sources = [each.decoding_videos() for each in sources]
+            if changes.map is None:
+                # A function that changes episodes gets arrays.
+                files = {name: each for name, each in changes.cast.items() if each in CODECS}
+                sources = [replace(each, files=files) for each in sources]
         if len(sources) > 1:
             selection = selection or Selection()
             fields: Options = {}
@@ -392,6 +417,7 @@ class Conversion:
         overwrite: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        uncompressed: bool = False,
     ) -> Report:
         """Open what is selected and write it; see `write`."""
         opened = self.open()
@@ -404,6 +430,7 @@ class Conversion:
                 overwrite=overwrite,
                 strict=strict,
                 progress=progress,
+                uncompressed=uncompressed,
             )
 
     def write(
@@ -416,6 +443,7 @@ class Conversion:
         overwrite: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        uncompressed: bool = False,
     ) -> Report:
         """Write what was opened; the target appears complete, or not at all.
 
@@ -428,6 +456,7 @@ class Conversion:
             overwrite: Replace the target if it exists.
             strict: See `transfer`.
             progress: Called after each block with (rows done, rows in all).
+            uncompressed: The target takes about as many bytes as the rows.
         """
 
         def write_one(name: str, path: Path, overwrite: bool, progress: Progress | None) -> Report:
@@ -440,11 +469,45 @@ class Conversion:
             )
 
         with self.naming():
+            if uncompressed:
+                self._warn_of_size([each.reader.describe() for each in opened.values()])
             if list(opened) == [""]:
                 return write_one("", target, overwrite, progress)
             rows = {name: each.reader.describe().rows for name, each in opened.items()}
             return write_splits(
                 rows, target, write_one, suffix=suffix, overwrite=overwrite, progress=progress
+            )
+
+    def _warn_of_size(self, descriptions: Sequence[Description]) -> None:
+        """Say that images are unpacked to many times the size of their source.
+
+        Warns:
+            UserWarning: To more than ten times.
+        """
+        paths = [each.path for each in self.sources]
+        folders = [path for path in paths if path is not None and path.is_dir()]
+        if len(folders) < len(paths):
+            return
+        images = [
+            (path, field.nbytes)
+            for path, field in descriptions[0].schema.fields.items()
+            if field.dtype == "uint8" and len(field.shape) == 3 and field.shape[-1] in (1, 3)
+        ]
+        largest = max(images, key=lambda image: image[1], default=None)
+        rows = sum(each.rows for each in descriptions)
+        nbytes = rows * sum(image[1] for image in images)
+        if largest is None or nbytes < LEAST_EXPANDED_NBYTES:
+            return
+        files_there = [each for folder in folders for each in folder.rglob("*") if each.is_file()]
+        there = sum(each.stat().st_size for each in files_there)
+        if nbytes > EXPANSION * there:
+            warnings.warn(
+                f"images become about {format_size(nbytes)} of arrays, {nbytes // max(1, there)} "
+                f"times the {format_size(there)} of {folders[0]}. cast={{{largest[0]!r}: "
+                f"'jpeg:90:420'}} (--cast {largest[0]}=jpeg:90:420) stores them in about a twelfth "
+                "of that.",
+                UserWarning,
+                stacklevel=frames_to_caller(),
             )
 
 

@@ -277,7 +277,9 @@ class FragmentReader(Reader):
         wanted = [path for path in paths if path not in ENDS]
         for first in range(0, fragment.steps, rows):
             stop = min(first + rows, fragment.steps)
-            columns = {p: self._files_or_rows(fragment.columns, p).read(first, stop) for p in wanted}
+            columns = {
+                p: self._files_or_rows(fragment.columns, p).read(first, stop) for p in wanted
+            }
             terminated, truncated = fragment.ends(first, stop)
             stated = terminated | truncated
             decoded = {p: column for p, column in columns.items() if p not in self._files}
