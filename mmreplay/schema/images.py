@@ -12,6 +12,7 @@ References: JPEG, ITU-T T.81 (1992); PNG, ISO/IEC 15948:2004.
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import threading
@@ -19,6 +20,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -141,6 +143,23 @@ class ImageEncoding:
     def options(self) -> str:
         """Codec, quality and subsampling, such as ``jpeg:90:420``, or ``png``."""
         return "png" if self.codec == "png" else f"jpeg:{self.quality}:{self.subsampling}"
+
+    def milliseconds(self) -> tuple[float, float]:
+        """How long it takes here to encode an image of noise, and to decode it.
+
+        Raises:
+            FailedError: The library is not installed.
+        """
+        noise = np.random.default_rng(0).integers(0, 256, self.shape, np.uint8)
+        out, file = np.empty_like(noise), self.encode(noise)
+        best = [math.inf, math.inf]
+        for _ in range(3):
+            begin = perf_counter()
+            file = self.encode(noise)
+            encoded = perf_counter()
+            self.decode(file, out)
+            best = [min(best[0], encoded - begin), min(best[1], perf_counter() - encoded)]
+        return best[0] * 1e3, best[1] * 1e3
 
     def problem(self, data: bytes | memoryview | NDArray[np.uint8]) -> str | None:
         """What is wrong with a file, by its header, its chunks and its end.
