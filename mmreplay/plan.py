@@ -231,7 +231,7 @@ class Estimate:
         nbytes: Of the rows of a full buffer, mutable fields as they are.
         ratios: Bytes of rows over bytes in shards, by field; 1 where it is mutable.
         sampled_nbytes: Bytes of rows that were packed to know.
-        images: By field of images, bytes of the arrays in shards over those of the files.
+        images: By field of images, bytes of packed arrays over those of the files.
     """
 
     codec: Codec

@@ -44,7 +44,7 @@ from mmreplay.buffer.draw import (
 )
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.read_plan import Fields, Ids, ReadPlan
-from mmreplay.buffer.value_reader import ValueReader
+from mmreplay.buffer.value_reader import ValueReader, decoded
 from mmreplay.disk.files import File
 from mmreplay.episodes import (
     CUT,
@@ -126,6 +126,7 @@ class GenerationReader(StartView):
         "_foreign_commit",
         "_index",
         "_indexed",
+        "_later",
         "_layouts",
         "_legal_table",
         "_num_records",
@@ -186,6 +187,9 @@ class GenerationReader(StartView):
         self._before = 0 if transform is None else transform.before
         self._after = 1 if transform is None else transform.after
         self._as_stored = frozenset[str]() if transform is None else transform.as_stored
+        # Images are decoded when a batch is complete; functions get them decoded.
+        has_images = any(field.drawn is not field for field in schema.fields.values())
+        self._later = has_images and (transform is None or transform.names is not None)
         self._final_follows = metadata.autoreset == "next_step"
         self._plan_reads(files)
         if transform is None:
@@ -848,6 +852,8 @@ class GenerationReader(StartView):
                     return fields
                 return self._values.with_values(fields, draw.env_ids, draw.positions)
             fields = transform.gather(self, draw.env_ids, draw.positions, draw.key, None)
+            if self._later:
+                fields = decoded(fields)
             if draw.mask is not None:
                 _clear_masked(fields, transform.unknown, draw.mask)
             return _contiguous(fields) if contiguous else fields
@@ -856,7 +862,7 @@ class GenerationReader(StartView):
         if transform is None:
             fields = self.copy_steps(env_ids, positions, contiguous)
             if self._values is not None:
-                fields = self._values.with_values(fields, env_ids, positions)
+                fields = self._values.with_values(fields, env_ids, positions, later=self._later)
         else:
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
@@ -864,6 +870,9 @@ class GenerationReader(StartView):
             _clear_masked(fields, transform.unknown, windows.mask)
         for path in fields_under(windows.first_only, fields):
             fields[path] = fields[path][:, 0]
+        if self._later:
+            # After the other steps of a window are out.
+            fields = decoded(fields)
         if contiguous:
             fields = _contiguous(fields)
         if windows.is_first is not None:
@@ -1056,7 +1065,7 @@ class GenerationReader(StartView):
         # which field it is of.
         return found._replace(
             fields=self._values.with_values(
-                found.fields, env_ids, positions, as_stored=self._as_stored
+                found.fields, env_ids, positions, as_stored=self._as_stored, later=self._later
             ),
             columns={
                 where: self._values.with_values(

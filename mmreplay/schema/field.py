@@ -122,7 +122,7 @@ class Field:
         one_of("field kind", kind, WORDS, "Use Field.text, Field.bytes or Field.image.")
         if (kind == "image") != isinstance(encoding, ImageEncoding):
             raise SchemaError(
-                f"field kind {kind!r} must come without encoding={shown(encoding)}. Use Field.image."
+                f"field kind {kind!r} must not have encoding={shown(encoding)}. Use Field.image."
             )
         if mutable and 0 in axes:
             raise SchemaError(
