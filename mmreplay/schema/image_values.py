@@ -56,7 +56,7 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
                 "Use Ragged.reshape, or an index."
             )
         flat = value.reshape(-1)
-        cells: list[Any] = [np.asarray(flat[number]) for number in range(len(flat))]
+        cells: list[Any] = [bytes(value) for value in flat]
     else:
         cells = _cells(encoding, value, path, lead)
     arrays = [n for n, cell in enumerate(cells) if getattr(cell, "ndim", 1) == 3]
@@ -77,8 +77,8 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
             )
     offsets = np.zeros(len(cells) + 1, np.int64)
     np.cumsum([len(cell) for cell in cells], out=offsets[1:])
-    data = np.frombuffer(b"".join([bytes(cell) for cell in cells]), np.uint8)
-    return Ragged(data, offsets, lead)
+    data = cells[0] if len(cells) == 1 else b"".join(cells)
+    return Ragged(np.frombuffer(data, np.uint8), offsets, lead)
 
 
 def decode_images(
@@ -182,6 +182,8 @@ def _of_step(value: Any, path: str, step: int, count: int) -> Sequence[Any]:
 
 def _cell(encoding: ImageEncoding, value: object, path: str, where: str) -> Any:
     """One image: an array of three axes, or bytes."""
+    if type(value) is bytes:
+        return value
     if isinstance(value, _BYTES):
         return bytes(value)
     if isinstance(value, str | None):
