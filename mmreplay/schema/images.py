@@ -325,7 +325,7 @@ def _header_problem(bits: int, color: int, rest: Sequence[int]) -> str | None:
     return "its header is damaged" if any(rest) else None
 
 
-def each(work: Callable[[Item], Result], items: Sequence[Item], nbytes: int) -> list[Result]:
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item], nbytes: int) -> list[Result]:
     """Call a function with each item, in several threads where that pays.
 
     Args:

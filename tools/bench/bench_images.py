@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import mmreplay as mr
-from mmreplay.schema.images import ImageEncoding, each
+from mmreplay.schema.images import ImageEncoding, in_threads
 from tools.bench.turns import OURS, Side, medians_us, race, rounded, run_benchmark
 
 BATCH = 256
@@ -68,12 +68,18 @@ def frame(number: int, shape: tuple[int, int, int], kind: str) -> np.ndarray[Any
     return (128 + 50 * colors + noise).clip(0, 255).astype(np.uint8)
 
 
-def ring(path: Path, field: mr.Field, rows: int, values: Sequence[Any], engine: str) -> Any:
+def ring(path: Path, field: mr.Field, rows: int, values: Sequence[Any], engine: Any) -> Any:
     """A ring that is full of these values, over and over."""
     heap = sum(len(value) + 8 for value in values) * rows // len(values)
     options: dict[str, Any] = {"heap_bytes": 2 * heap + (8 << 20)} if field.varies else {}
     buffer = mr.ReplayBuffer.create(
-        path, mr.Schema({"image": field}), rows, engine=engine, commit_every=None, **options
+        path,
+        mr.Schema({"image": field}),
+        rows,
+        engine=engine,
+        commit_every=None,
+        sampler=mr.ShuffledSampler(),
+        **options,
     )
     for first in range(0, rows, 64):
         some = [values[n % len(values)] for n in range(first, min(first + 64, rows))]
@@ -122,12 +128,13 @@ def taker(store: Any, encoding: ImageEncoding, rows: int) -> Side:
 
     def draw() -> object:
         out = np.empty((BATCH, *encoding.shape), np.uint8)
-        files = store.take(rng.integers(rows, size=BATCH).tolist())
+        # No frame twice, as our sampler draws.
+        files = store.take(rng.permutation(rows)[:BATCH].tolist())
 
         def decode(number: int) -> None:
             encoding.decode(files[number], out[number])
 
-        each(decode, range(BATCH), out.nbytes)
+        in_threads(decode, range(BATCH), out.nbytes)
         return out
 
     return draw
@@ -333,12 +340,13 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
     """All figures."""
     peers = [name for name, module in PEERS.items() if find_spec(module) is not None]
     found: dict[str, object] = {}
-    for name, question in {
+    questions: dict[str, Callable[[Path, Sizes], dict[str, object]]] = {
         "draw": partial(draws, peers=peers),
         "add": adds,
         "lerobot": lerobot,
         "import": imports,
-    }.items():
+    }
+    for name, question in questions.items():
         (folder / name).mkdir()
         found[name] = question(folder / name, sizes)
         shutil.rmtree(folder / name)
