@@ -321,11 +321,7 @@ def _from_json(value: Json, name: str) -> Metadata:
             f"{name} is damaged: it must have the feature 'heap' exactly where a field "
             "varies, and then heap_bytes"
         )
-    if (IMAGE in features) != (IMAGE in _needed(schema)):
-        raise FormatError(
-            f"{name} is damaged: it must have the feature 'image' exactly where a field is of "
-            "images"
-        )
+    _check_image_feature(features, schema, name)
     heap_nbytes = 0
     if varies:
         maximum = MAX_HEAPS_NBYTES
@@ -347,6 +343,14 @@ def _from_json(value: Json, name: str) -> Metadata:
         sharding=sharding,
         heap_nbytes=heap_nbytes,
     )
+
+
+def _check_image_feature(features: list[str], schema: Schema, name: str) -> None:
+    if (IMAGE in features) != (IMAGE in _needed(schema)):
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'image' exactly where a field is of "
+            "images"
+        )
 
 
 def _needed(schema: Schema) -> list[str]:
