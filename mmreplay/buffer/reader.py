@@ -216,7 +216,7 @@ class GenerationReader(StartView):
         if transform is not None:
             self._as_stored = transform.as_stored
         # Images are decoded when a batch is complete; functions get them decoded.
-        has_images = schema.drawn is not schema
+        has_images = bool(schema.varying) and schema.drawn is not schema
         self._later = has_images and (transform is None or transform.names is not None)
         # Ends per agent are stored as fields; cuts are in the flags only.
         agents = schema.num_agents is not None
