@@ -29,9 +29,9 @@ class Encoded:
         SchemaError: When it meets a schema: a path names no image.
 
     Example:
-        >>> field = mr.Field.image((96, 96, 3), codec="png")
+        >>> schema = mr.Schema({"image": mr.Field.image((96, 96, 3), codec="png")})
         >>> buffer = mr.ReplayBuffer.create(
-        ...     None, {"image": field}, 9, engine="memory", transforms=[mr.Encoded()]
+        ...     None, schema, 9, engine="memory", transforms=[mr.Encoded()]
         ... )
         >>> buffer.extend(image=np.zeros((4, 96, 96, 3), np.uint8))
         >>> bytes(buffer.sample(2)["image"][0])[1:4]
