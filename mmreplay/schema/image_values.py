@@ -49,14 +49,15 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
             time.
     """
     encoding = _encoding(field)
+    cells: list[Any]
     if isinstance(value, Ragged):
         if value.shape != lead:
             raise SchemaError(
                 f"field {path!r} must have images of shape {list(lead)}, got {list(value.shape)}. "
                 "Use Ragged.reshape, or an index."
             )
-        flat = value.reshape(-1)
-        cells: list[Any] = [np.asarray(flat[number]) for number in range(len(flat))]
+        flat = value.reshape(math.prod(lead))
+        cells = [_cell(encoding, one, path, _where(lead, n)) for n, one in enumerate(flat)]
     else:
         cells = _cells(encoding, value, path, lead)
     arrays = [n for n, cell in enumerate(cells) if getattr(cell, "ndim", 1) == 3]
@@ -130,13 +131,14 @@ _warned: set[tuple[str, ImageEncoding]] = set()
 def _warn_of_loss(encoding: ImageEncoding, path: str) -> None:
     if (path, encoding) in _warned:
         return
-    _warned.add((path, encoding))
     warnings.warn(
         f"field {path!r} stores arrays as JPEG of quality {encoding.quality}, which changes them. "
         "Pass quality= to Field.image to choose, or codec='png', which loses nothing.",
         LossWarning,
         stacklevel=frames_to_caller(),
     )
+    # Not where the warning is an error, which the next array raises again.
+    _warned.add((path, encoding))
 
 
 def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, ...]) -> list[Any]:
