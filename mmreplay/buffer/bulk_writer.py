@@ -210,7 +210,7 @@ class BulkWriter:
         if nbytes >= metadata.heap_nbytes:
             return metadata.heap_nbytes
         self._metadata = replace(metadata, heap_nbytes=nbytes)
-        self._new.cut_heap(self._metadata)
+        self._new.shrink_heap(self._metadata)
         return nbytes
 
     def finish(self) -> None:

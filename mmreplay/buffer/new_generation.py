@@ -138,7 +138,7 @@ class NewGeneration:
         recovery.create(self.folder, self.metadata, heads, tails, heap_heads, heap_tails)
         files.sync_folder(self.folder)
 
-    def cut_heap(self, metadata: Metadata) -> None:
+    def shrink_heap(self, metadata: Metadata) -> None:
         """Make the heap's file smaller, before `finish`: no value lies behind its end.
 
         Args:

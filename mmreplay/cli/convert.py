@@ -197,7 +197,8 @@ Cast = Annotated[
         "--cast",
         metavar="A=DTYPE",
         show_default=False,
-        help="Convert field A to a dtype, such as float32; repeat it.",
+        help="Convert field A to a dtype, such as float32, or images to jpeg:90:420, png or "
+        "uint8; repeat it.",
     ),
 ]
 JoinedEnvs = Annotated[

@@ -251,7 +251,7 @@ def parse_field(text: str) -> tuple[str, Field]:
         )
     try:
         if dtype in CODECS:
-            return name, Field.image(sizes, dtype)  # type: ignore[arg-type]  # one of them
+            return name, Field.image(sizes, dtype)
         if dtype in ("text", "bytes") and len(sizes) == 1 and longest is None:
             make = Field.text if dtype == "text" else Field.bytes
             return name, make(sizes[0])
@@ -346,7 +346,7 @@ def _image_facts(schema: Schema, packed: list[Estimate]) -> list[tuple[str, str]
             )
         )
         smaller = [each for each in packed if each.images.get(path, 1.0) < 1]
-        best = min(smaller, key=lambda each: each.images[path], default=None)
+        best = min(smaller, key=lambda one: one.images[path], default=None)
         if best is not None:
             facts.append(
                 (

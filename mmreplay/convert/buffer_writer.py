@@ -429,7 +429,7 @@ def planned(
     nbytes = int(rows.sum()) * description.schema.row_nbytes
     if bounds_of(description) is not None:
         # Images are smaller than their bounds: so much is planned for each.
-        return nbytes + round(sum(planned_lengths(description.schema).values()) * rows.sum())
+        return nbytes + round(sum(planned_lengths(description.schema).values()) * int(rows.sum()))
     if description.values is not None:
         in_heaps = np.minimum(description.values.heap_nbytes, metadata.heap_nbytes)
         nbytes += int(in_heaps.sum())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Reader, ReaderOf
+from mmreplay.convert.base import Block, Reader, ReaderOf, read_ahead
 from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward
 from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
@@ -143,7 +143,9 @@ class ChangedReader(ReaderOf):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        for block in self._reader.blocks(rows_per_block):
+        blocks = self._reader.blocks(rows_per_block)
+        # A thread decodes the next ones while these are encoded.
+        for block in read_ahead(blocks) if self._encoded else blocks:
             columns = {}
             for path in self._paths:
                 column, cast = block.columns[path], self._casts.get(path)

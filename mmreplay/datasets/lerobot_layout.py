@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class Feature:
         """Numbers of a row, or one text."""
         return 1 if self.field.varies else math.prod(self.field.shape)
 
-    def frames(self, column: Array) -> Array:
+    def frames(self, column: Any) -> Array:
         """Images ``[N, *shape]`` of the field as the feature's, ``[N, H, W, C]``.
 
         Raises:

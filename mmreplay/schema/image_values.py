@@ -11,7 +11,7 @@ import numpy as np
 from mmreplay.errors import LossWarning, SchemaError, frames_to_caller, shown
 from mmreplay.ragged import Ragged
 from mmreplay.schema.convert import as_numpy
-from mmreplay.schema.images import each
+from mmreplay.schema.images import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
     arrays = [n for n, cell in enumerate(cells) if getattr(cell, "ndim", 1) == 3]
     if arrays and not encoding.stated and encoding.codec == "jpeg":
         _warn_of_loss(encoding, path)
-    made = each(encoding.encode, [cells[n] for n in arrays], encoding.nbytes * len(arrays))
+    made = in_threads(encoding.encode, [cells[n] for n in arrays], encoding.nbytes * len(arrays))
     for n, file in zip(arrays, made, strict=True):
         cells[n] = file
     given = set(range(len(cells))).difference(arrays)
@@ -78,8 +78,8 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
             )
     offsets = np.zeros(len(cells) + 1, np.int64)
     np.cumsum([len(cell) for cell in cells], out=offsets[1:])
-    data = np.frombuffer(b"".join([bytes(cell) for cell in cells]), np.uint8)
-    return Ragged(data, offsets, lead)
+    data = cells[0] if len(cells) == 1 else b"".join(cells)
+    return Ragged(np.frombuffer(data, np.uint8), offsets, lead)
 
 
 def decode_images(
@@ -114,7 +114,7 @@ def decode_images(
             damaged[number] = str(error)[:200]
 
     decoded = np.flatnonzero(own).tolist()
-    each(decode, decoded, encoding.nbytes * len(decoded))
+    in_threads(decode, decoded, encoding.nbytes * len(decoded))
     if same is not None:
         (copies,) = np.nonzero(~own & ~empty)
         out[copies] = out[same[copies]]
@@ -184,6 +184,8 @@ def _of_step(value: Any, path: str, step: int, count: int) -> Sequence[Any]:
 
 def _cell(encoding: ImageEncoding, value: object, path: str, where: str) -> Any:
     """One image: an array of three axes, or bytes."""
+    if type(value) is bytes:
+        return value
     if isinstance(value, _BYTES):
         return bytes(value)
     if isinstance(value, str | None):

@@ -168,7 +168,7 @@ class ImageEncoding:
         Returns:
             Such as ``"it is a progressive JPEG"``; None where it may be decoded.
         """
-        file = bytes(data)
+        file = data if type(data) is bytes else bytes(data)
         if not file:
             return "it has no bytes"
         found = _jpeg_problem(file, self) if self.codec == "jpeg" else _png_problem(file, self)
@@ -177,6 +177,10 @@ class ImageEncoding:
         if found is not None and self.codec == "png" and file.startswith(b"\xff\xd8"):
             return "it is a JPEG"
         return found
+
+    def is_file(self, value: object) -> bool:
+        """Whether a value is the bytes of a file that is stored as it is."""
+        return type(value) is bytes and self.problem(value) is None
 
     def encode(self, array: NDArray[np.uint8]) -> bytes:
         """The file of an image ``[height, width, channels]``.
@@ -213,7 +217,7 @@ class ImageEncoding:
             FailedError: The library is not installed.
         """
         library = _simplejpeg() if self.codec == "jpeg" else _pillow()
-        file = bytes(data)
+        file = data if type(data) is bytes else bytes(data)
         problem = self.problem(file)
         if problem is not None:
             raise ValueError(problem)
@@ -240,7 +244,7 @@ def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
         # Fill bytes may stand before a marker.
         while file[at : at + 1] == b"\xff" and file[at + 1 : at + 2] == b"\xff":
             at += 1
-        if len(file) < at + 4 or file[at] != 0xFF:
+        if len(file) < at + 5 or file[at] != 0xFF:
             return "its header is cut off or damaged"
         marker, nbytes = file[at + 1], int.from_bytes(file[at + 2 : at + 4])
         if marker in _ALONE or nbytes < 2:
@@ -264,11 +268,13 @@ def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
         return f"it has {components} components, as CMYK has"
     if (height, width, components) != image.shape:
         return f"it is an image of {(height, width, components)}"
-    # Each scan is decoded, so that many of them would take long.
-    scans = 1 + file.count(_SCAN, at + 2 + nbytes)
-    if scans > components:
-        return f"it has {scans} scans of {components} component{'s'[: components > 1]}"
-    if not file.rstrip(b"\0").endswith(_END):
+    # Each scan is decoded, so that many of them would take long. One of all components
+    # is the last: libjpeg refuses more.
+    if file[at + 4] < components:
+        scans = 1 + file.count(_SCAN, at + 2 + nbytes)
+        if scans > components:
+            return f"it has {scans} scans of {components} components"
+    if not file.endswith(_END) and not file.rstrip(b"\0").endswith(_END):
         return "it is cut off: it has no end marker"
     return None
 
@@ -321,7 +327,7 @@ def _header_problem(bits: int, color: int, rest: Sequence[int]) -> str | None:
     return "its header is damaged" if any(rest) else None
 
 
-def each(work: Callable[[Item], Result], items: Sequence[Item], nbytes: int) -> list[Result]:
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item], nbytes: int) -> list[Result]:
     """Call a function with each item, in several threads where that pays.
 
     Args:

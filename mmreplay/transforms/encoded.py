@@ -29,7 +29,8 @@ class Encoded:
         SchemaError: When it meets a schema: a path names no image.
 
     Example:
-        >>> schema = mr.Schema({"image": mr.Field.image((96, 96, 3), codec="png")})
+        >>> import numpy as np
+        >>> schema = mr.Schema({"image": mr.Field.image((96, 96, 3), "png")})
         >>> buffer = mr.ReplayBuffer.create(
         ...     None, schema, 9, engine="memory", transforms=[mr.Encoded()]
         ... )

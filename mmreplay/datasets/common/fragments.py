@@ -196,9 +196,9 @@ class FragmentReader(Reader):
         self._description = replace(self._description, schema=self._schema)
         return True
 
-    def _files_or_rows(self, held: Mapping[str, ColumnRows], path: str) -> ColumnRows:
+    def _files_or_rows(self, columns: Mapping[str, ColumnRows], path: str) -> ColumnRows:
         """A column of a fragment, perhaps of files."""
-        rows, codec = held[path], self._files.get(path)
+        rows, codec = columns[path], self._files.get(path)
         found = rows if codec is None else files_of(rows, codec)
         if found is None:
             raise CorruptError(
