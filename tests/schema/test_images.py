@@ -19,7 +19,7 @@ import mmreplay as mr
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.schema import Field, Schema, images
 from mmreplay.schema.field import REFERENCE, field_from_json, field_to_json
-from mmreplay.schema.images import ImageEncoding, each
+from mmreplay.schema.images import ImageEncoding, in_threads
 from tests.schema.image_files import (
     SHAPE,
     by_pillow,
@@ -445,6 +445,10 @@ def many_scans(file, count):
     return jpeg_of(segments, rest[:-2] + scan * (count - 1) + b"\xff\xd9")
 
 
+def last_scan(file):
+    return file[file.rindex(b"\xff\xda") : -2]
+
+
 def without_header(file):
     return png_of(chunks_of(file)[1:])
 
@@ -506,13 +510,16 @@ REFUSED = {
         lambda: jpeg_of([(0xC0, b"\x08\0\x12"), *segments_of(jpeg(ARRAY))[0][-1:]], b"\xff\xd9"),
         "it has no frame",
     ),
-    "scans": (JPEG, lambda: many_scans(jpeg(ARRAY), 4), "it has 4 scans of 3 components"),
-    "gray scans": (
-        GRAY_JPEG,
-        lambda: many_scans(jpeg(camera(GRAY)), 2),
-        "it has 2 scans of 1 component",
+    "scans": (
+        JPEG,
+        lambda: scans_apart(ARRAY)[:-2] + last_scan(scans_apart(ARRAY)) + b"\xff\xd9",
+        "it has 4 scans of 3 components",
     ),
-    "many scans": (JPEG, lambda: many_scans(jpeg(ARRAY), 300), "it has 300 scans of 3 components"),
+    "many scans": (
+        JPEG,
+        lambda: scans_apart(ARRAY)[:-2] + last_scan(scans_apart(ARRAY)) * 300 + b"\xff\xd9",
+        "it has 303 scans of 3 components",
+    ),
     "no end": (JPEG, lambda: jpeg(ARRAY)[:-2], "it is cut off: it has no end marker"),
     "no length": (JPEG, lambda: b"\xff\xd8\xff\xe0\0\x01" + bytes(9), DAMAGED),
     "a restart marker": (JPEG, lambda: b"\xff\xd8\xff\xd0" + bytes(9), DAMAGED),
@@ -655,6 +662,14 @@ def test_pixels_that_are_damaged_are_an_error_of_the_decoder():
         decoded(PNG, bytes(flipped))
 
 
+@pytest.mark.parametrize("count", [2, 1000])
+@pytest.mark.parametrize("field", [JPEG, GRAY_JPEG], ids=repr)
+def test_scans_behind_one_of_all_colors_are_an_error_of_the_decoder(field, count):
+    file = many_scans(jpeg(camera(field.encoding.shape)), count)
+    with pytest.raises(ValueError, match=r"."):
+        decoded(field, file)
+
+
 def test_pixels_beyond_the_image_are_not_unpacked():
     bomb = zlib.compress(bytes(200 << 20), 1)
     chunks = [(name, bomb if name == b"IDAT" else of) for name, of in chunks_of(png(ARRAY))]
@@ -759,7 +774,7 @@ def test_images_are_coded_in_order_by_several_threads(monkeypatch):
         seen.add(threading.current_thread().name)
         return number * number
 
-    assert each(work, list(range(50)), 1) == [number**2 for number in range(50)]
+    assert in_threads(work, list(range(50)), 1) == [number**2 for number in range(50)]
     assert len(seen) == 3
     assert all(name.startswith("mmreplay-images") for name in seen)
 
@@ -768,7 +783,7 @@ def test_images_are_coded_in_order_by_several_threads(monkeypatch):
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_few_bytes_and_single_images_stay_in_the_thread_of_the_caller(monkeypatch, nbytes, count):
     monkeypatch.setattr(images.os, "sched_getaffinity", lambda _: {0, 1})
-    names = each(lambda _: threading.current_thread().name, list(range(count)), nbytes)
+    names = in_threads(lambda _: threading.current_thread().name, list(range(count)), nbytes)
     alone = count < 2 or nbytes < images.ALONE_NBYTES
     assert len(names) == count
     assert all((name == threading.current_thread().name) == alone for name in names)
@@ -776,7 +791,7 @@ def test_few_bytes_and_single_images_stay_in_the_thread_of_the_caller(monkeypatc
 
 def test_one_core_needs_no_threads(monkeypatch):
     monkeypatch.setattr(images.os, "sched_getaffinity", lambda _: {0})
-    names = each(lambda _: threading.current_thread().name, [1, 2, 3], 1 << 30)
+    names = in_threads(lambda _: threading.current_thread().name, [1, 2, 3], 1 << 30)
     assert set(names) == {threading.current_thread().name}
 
 
@@ -787,7 +802,7 @@ def test_the_error_of_a_thread_is_that_of_the_caller(monkeypatch):
         raise ValueError(f"image {number}")
 
     with pytest.raises(ValueError, match="image 0"):
-        each(work, [0, 1, 2], 1 << 30)
+        in_threads(work, [0, 1, 2], 1 << 30)
 
 
 @pytest.mark.parametrize(
