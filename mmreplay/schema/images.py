@@ -226,7 +226,7 @@ class ImageEncoding:
             library.decode_jpeg(file, colorspace=colors, buffer=out)
             return
         try:
-            # `Image.open` takes frames of more than 13,000 x 13,000 pixels for an attack.
+            # `Image.open` takes more than 13,000 x 13,000 pixels for an attack.
             with library.PngImagePlugin.PngImageFile(io.BytesIO(file)) as image:
                 pixels = np.asarray(image)
         except (OSError, SyntaxError, EOFError, zlib.error, struct.error) as error:
