@@ -941,6 +941,31 @@ def test_repair_leaves_the_files_as_they_are(tmp_path):
         assert_pixels(decoded_rows(buffer), numbers)
 
 
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("change", [progressive, ended_early])
+def test_verify_finds_and_repair_leaves_out_what_is_no_image(tmp_path, monkeypatch, engine, change):
+    ring = tmp_path / "ring"
+    with create(tmp_path, engine) as buffer:
+        for number in range(12):
+            given = step(number, "bytes")
+            with monkeypatch.context() as careless:
+                if number == 4:
+                    careless.setattr(ImageEncoding, "problem", lambda *_: None)
+                    given["observation"]["top"] = change(file_of(PATHS[0], 4))
+                buffer.add(given)
+    (finding,) = mr.verify_buffer(ring).findings
+    assert (finding.kind, finding.damage) == ("value", True)
+    assert "position 4" in finding.message
+    assert "it is no jpeg image [12, 14, 3]: " in finding.message
+    made = mr.repair(ring, tmp_path / "repaired")
+    assert made.rows == 11
+    assert mr.verify_buffer(tmp_path / "repaired").ok
+    with mr.ReplayBuffer.open(tmp_path / "repaired") as buffer:
+        rows = buffer.gather_all()
+        assert rows["action"].tolist() == [n for n in range(12) if n != 4]
+        assert_pixels(rows)
+
+
 def span_of(buffer):
     return int(buffer.span.first[0]), int(buffer.span.stop[0])
 
@@ -960,8 +985,8 @@ def test_a_concat_with_arrays_is_refused(tmp_path):
         other = create(tmp_path, "memory", schema=arrays)
         other.add(step(0, "array"))
         message = (
-            r"concat: field 'observation/top' of buffer 1 .* is Field\(shape=\(12, 14, 3\), .* but in "
-            r"buffer 0 .* it is Field\.image\(\(12, 14, 3\), 'jpeg', quality=80, subsampling='444'\)"
+            r"concat: field 'observation/top' of buffer 1 .* is Field\(shape=\(12, 14, 3\), .* but "
+            r"in buffer 0 .* it is Field\.image\(\(12, 14, 3\), 'jpeg', quality=80, "
         )
         with pytest.raises(SchemaError, match=message):
             mr.concat([one, other], [1, 1], seed=0)
