@@ -186,10 +186,6 @@ class GenerationReader(StartView):
         self._transform = transform
         self._before = 0 if transform is None else transform.before
         self._after = 1 if transform is None else transform.after
-        self._as_stored = frozenset[str]() if transform is None else transform.as_stored
-        # Images are decoded when a batch is complete; functions get them decoded.
-        has_images = any(field.drawn is not field for field in schema.fields.values())
-        self._later = has_images and (transform is None or transform.names is not None)
         self._final_follows = metadata.autoreset == "next_step"
         self._plan_reads(files)
         if transform is None:
@@ -216,6 +212,12 @@ class GenerationReader(StartView):
         """Find out which fields lie together, and which are read from flags."""
         store, schema = files.store, files.metadata.schema
         self._served = {path: SERVED[role] for path, role in served_ends(schema).items()}
+        transform, self._as_stored = self._transform, frozenset[str]()
+        if transform is not None:
+            self._as_stored = transform.as_stored
+        # Images are decoded when a batch is complete; functions get them decoded.
+        has_images = bool(schema.varying) and schema.drawn is not schema
+        self._later = has_images and (transform is None or transform.names is not None)
         # Ends per agent are stored as fields; cuts are in the flags only.
         agents = schema.num_agents is not None
         self._agent_ends = {
@@ -844,6 +846,12 @@ class GenerationReader(StartView):
         Returns:
             Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
         """
+        fields = self._copy_draw(draw, contiguous)
+        # Images that are left, once the other steps of windows are out.
+        return decoded(fields) if self._later else fields
+
+    def _copy_draw(self, draw: Draw, contiguous: bool) -> Fields:
+        """The same, in which images may still have to be decoded."""
         windows, transform = draw.windows, self._transform
         if windows is None:
             if transform is None:
@@ -852,8 +860,6 @@ class GenerationReader(StartView):
                     return fields
                 return self._values.with_values(fields, draw.env_ids, draw.positions)
             fields = transform.gather(self, draw.env_ids, draw.positions, draw.key, None)
-            if self._later:
-                fields = decoded(fields)
             if draw.mask is not None:
                 _clear_masked(fields, transform.unknown, draw.mask)
             return _contiguous(fields) if contiguous else fields
@@ -870,9 +876,6 @@ class GenerationReader(StartView):
             _clear_masked(fields, transform.unknown, windows.mask)
         for path in fields_under(windows.first_only, fields):
             fields[path] = fields[path][:, 0]
-        if self._later:
-            # After the other steps of a window are out.
-            fields = decoded(fields)
         if contiguous:
             fields = _contiguous(fields)
         if windows.is_first is not None:

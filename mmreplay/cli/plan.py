@@ -99,14 +99,8 @@ def plan(
         )
     layout = known_layout if envs == known_envs else None
     heap = heap_bytes
-    if schema.varying and heap is None and length is None:
-        unknown = [path for path in schema.varying if schema[path].encoding is None]
-        if not known_heap and unknown:
-            raise usage_error(
-                f"--length is missing, as field {unknown[0]!r} varies. Give the "
-                "items of an average value, or --heap-bytes"
-            )
-        heap = known_heap or None
+    if heap is None and length is None:
+        heap = _heap_of(schema, known_heap)
     lengths = None if length is None else parse_lengths(length)
     planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=lengths)
     free = free_nbytes(at)
@@ -118,6 +112,21 @@ def plan(
         show.print_json({**facts, "fits": planned.nbytes <= free, "compressed": compressed})
     else:
         _print(planned, free, packed, schema)
+
+
+def _heap_of(schema: Schema, known: int) -> int | None:
+    """The heap of the source; None where nothing varies, or images say their own.
+
+    Raises:
+        UsageError: Neither is so.
+    """
+    unknown = [path for path in schema.varying if schema[path].encoding is None]
+    if unknown and not known:
+        raise usage_error(
+            f"--length is missing, as field {unknown[0]!r} varies. Give the items of an average "
+            "value, or --heap-bytes"
+        )
+    return known or None
 
 
 def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:

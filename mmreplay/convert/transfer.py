@@ -45,6 +45,7 @@ from mmreplay.errors import (
 )
 from mmreplay.nesting import under
 from mmreplay.ring import Span
+from mmreplay.schema import Field
 from mmreplay.schema.images import CODECS
 from mmreplay.strict_json import Json
 
@@ -363,15 +364,7 @@ class Conversion:
         Raises:
             ReplayError: Something is wrong with a source, or with what is asked of it.
         """
-        selection, changes, sources = self.selection, self.changes, self.sources
-        if changes is not None:
-            forms = {name: str(each).partition(":")[0] for name, each in changes.cast.items()}
-            if any(form in CODECS for form in forms.values()):
-                sources = [each.decoding_videos() for each in sources]
-            if changes.map is None:
-                # A function that changes episodes gets arrays.
-                files = {name: each for name, each in changes.cast.items() if each in CODECS}
-                sources = [replace(each, files=files) for each in sources]
+        selection, changes, sources = self.selection, self.changes, self._cast_sources()
         if len(sources) > 1:
             selection = selection or Selection()
             fields: Options = {}
@@ -395,6 +388,17 @@ class Conversion:
             name: replace(each, reader=change(each.reader, changes))
             for name, each in opened.items()
         }
+
+    def _cast_sources(self) -> Sequence[Source]:
+        """The sources, which decode videos and keep files as casts need them."""
+        cast = {} if self.changes is None else self.changes.cast
+        if not any(str(form).partition(":")[0] in CODECS for form in cast.values()):
+            return self.sources
+        files = {name: form for name, form in cast.items() if form in CODECS}
+        if self.changes is not None and self.changes.map is not None:
+            # A function that changes episodes gets arrays.
+            files = {}
+        return [replace(each.decoding_videos(), files=files) for each in self.sources]
 
     def provenance(self, selected: Selected, target: Path) -> Json | None:
         """What user metadata say of where rows of a target come from, if anything."""
@@ -484,31 +488,32 @@ class Conversion:
         Warns:
             UserWarning: To more than ten times.
         """
-        paths = [each.path for each in self.sources]
-        folders = [path for path in paths if path is not None and path.is_dir()]
-        if len(folders) < len(paths):
+        fields = descriptions[0].schema.fields
+        images = {path: field.nbytes for path, field in fields.items() if _is_image(field)}
+        nbytes = sum(each.rows for each in descriptions) * sum(images.values())
+        folders = [each.path for each in self.sources if each.path and each.path.is_dir()]
+        if nbytes < LEAST_EXPANDED_NBYTES or len(folders) < len(self.sources):
             return
-        images = [
-            (path, field.nbytes)
-            for path, field in descriptions[0].schema.fields.items()
-            if field.dtype == "uint8" and len(field.shape) == 3 and field.shape[-1] in (1, 3)
-        ]
-        largest = max(images, key=lambda image: image[1], default=None)
-        rows = sum(each.rows for each in descriptions)
-        nbytes = rows * sum(image[1] for image in images)
-        if largest is None or nbytes < LEAST_EXPANDED_NBYTES:
-            return
-        files_there = [each for folder in folders for each in folder.rglob("*") if each.is_file()]
-        there = sum(each.stat().st_size for each in files_there)
+        there = sum(map(_nbytes_in, folders))
         if nbytes > EXPANSION * there:
+            path = max(images, key=lambda path: images[path])
             warnings.warn(
                 f"images become about {format_size(nbytes)} of arrays, {nbytes // max(1, there)} "
-                f"times the {format_size(there)} of {folders[0]}. cast={{{largest[0]!r}: "
-                f"'jpeg:90:420'}} (--cast {largest[0]}=jpeg:90:420) stores them in about a twelfth "
-                "of that.",
+                f"times the {format_size(there)} of {folders[0]}. cast={{{path!r}: 'jpeg:90:420'}} "
+                f"(--cast {path}=jpeg:90:420) stores them in about a twelfth of that.",
                 UserWarning,
                 stacklevel=frames_to_caller(),
             )
+
+
+def _is_image(field: Field) -> bool:
+    """Whether a field has arrays that an image field could hold."""
+    return field.dtype == "uint8" and len(field.shape) == 3 and field.shape[-1] in (1, 3)
+
+
+def _nbytes_in(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager

@@ -316,21 +316,9 @@ def _from_json(value: Json, name: str) -> Metadata:
     _check_size(ring, schema)
     features = _names(value["features"], "incompat", name)
     varies = bool(schema.varying)
-    if varies != (HEAP in features) or (varies and "heap_bytes" not in value):
-        raise FormatError(
-            f"{name} is damaged: it must have the feature 'heap' exactly where a field "
-            "varies, and then heap_bytes"
-        )
-    if (IMAGE in features) != (IMAGE in _needed(schema)):
-        raise FormatError(
-            f"{name} is damaged: it must have the feature 'image' exactly where a field is of "
-            "images"
-        )
     heap_nbytes = 0
-    if varies:
-        maximum = MAX_HEAPS_NBYTES
-        heap_nbytes = _number(value, "heap_bytes", name, HEAP_STEP_NBYTES, maximum)
-        check_heap_nbytes(heap_nbytes, ring, schema)
+    if varies or HEAP in features or IMAGE in features:
+        heap_nbytes = _heap_nbytes(value, features, ring, schema, name)
     engine = _choice(value, "engine", name, ENGINES)
     zarr = engine == "zarr"
     sharding = Sharding.from_json(value.get("zarr"), ring) if zarr else None
@@ -347,6 +335,28 @@ def _from_json(value: Json, name: str) -> Metadata:
         sharding=sharding,
         heap_nbytes=heap_nbytes,
     )
+
+
+def _heap_nbytes(value: Json, features: list[str], ring: Ring, schema: Schema, name: str) -> int:
+    """The bytes of each heap, where a field varies.
+
+    Raises:
+        FormatError: The features are not those that the schema needs.
+    """
+    needed = _needed(schema)
+    if (HEAP in needed) != (HEAP in features) or "heap_bytes" not in value:
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'heap' exactly where a field "
+            "varies, and then heap_bytes"
+        )
+    if (IMAGE in needed) != (IMAGE in features):
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'image' exactly where a field is of "
+            "images"
+        )
+    heap_nbytes = _number(value, "heap_bytes", name, HEAP_STEP_NBYTES, MAX_HEAPS_NBYTES)
+    check_heap_nbytes(heap_nbytes, ring, schema)
+    return heap_nbytes
 
 
 def _needed(schema: Schema) -> list[str]:

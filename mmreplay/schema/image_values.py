@@ -49,26 +49,16 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
             time.
     """
     encoding = _encoding(field)
-    cells: list[Any]
-    if isinstance(value, Ragged):
-        if value.shape != lead:
-            raise SchemaError(
-                f"field {path!r} must have images of shape {list(lead)}, got {list(value.shape)}. "
-                "Use Ragged.reshape, or an index."
-            )
-        flat = value.reshape(math.prod(lead))
-        cells = [_cell(encoding, one, path, _where(lead, n)) for n, one in enumerate(flat)]
-    else:
-        cells = _cells(encoding, value, path, lead)
+    cells = _cells(encoding, value, path, lead)
     arrays = [n for n, cell in enumerate(cells) if getattr(cell, "ndim", 1) == 3]
     if arrays and not encoding.stated and encoding.codec == "jpeg":
         _warn_of_loss(encoding, path)
     made = in_threads(encoding.encode, [cells[n] for n in arrays], encoding.nbytes * len(arrays))
     for n, file in zip(arrays, made, strict=True):
         cells[n] = file
-    given = set(range(len(cells))).difference(arrays)
+    encoded = set(arrays)
     for n, cell in enumerate(cells):
-        problem = encoding.problem(cell) if n in given else None
+        problem = None if n in encoded else encoding.problem(cell)
         if problem is None and len(cell) > (field.max_length or 0):
             problem = f"it has {len(cell)} bytes, more than max_bytes={field.max_length}"
         if problem is not None:
@@ -143,18 +133,20 @@ def _warn_of_loss(encoding: ImageEncoding, path: str) -> None:
 
 def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, ...]) -> list[Any]:
     """The images one by one: arrays of three axes, or the bytes of a file."""
+    if isinstance(value, Ragged):
+        if value.shape != lead:
+            raise SchemaError(
+                f"field {path!r} must have images of shape {list(lead)}, got {list(value.shape)}. "
+                "Use Ragged.reshape, or an index."
+            )
+        flat = value.reshape(math.prod(lead))
+        return [_cell(encoding, one, path, _where(lead, n)) for n, one in enumerate(flat)]
     if not lead:
         return [_cell(encoding, value, path, "")]
     if not isinstance(value, list | tuple | str | bytes | bytearray | memoryview):
         array, _ = as_numpy(value, path)
         if array.dtype != object:
-            if array.shape != (*lead, *encoding.shape) or array.dtype != np.uint8:
-                raise SchemaError(
-                    f"field {path!r} must be images uint8{[*lead, *encoding.shape]}, got "
-                    f"{array.dtype}{list(array.shape)}. Give one for each "
-                    f"{'step' if len(lead) == 2 else 'environment'}; files come in a list."
-                )
-            return list(array.reshape(math.prod(lead), *encoding.shape))
+            return _of_array(encoding, array, path, lead)
         value = list(array)
     if not isinstance(value, list | tuple) or len(value) != lead[0]:
         got = len(value) if isinstance(value, list | tuple) else shown(value)
@@ -169,6 +161,19 @@ def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, .
         for step, each_step in enumerate(value)
         for n, one in enumerate(_of_step(each_step, path, step, lead[1]))
     ]
+
+
+def _of_array(
+    encoding: ImageEncoding, array: NDArray[np.generic], path: str, lead: tuple[int, ...]
+) -> list[Any]:
+    """The images of one array ``[*lead, height, width, channels]``."""
+    if array.shape != (*lead, *encoding.shape) or array.dtype != np.uint8:
+        raise SchemaError(
+            f"field {path!r} must be images uint8{[*lead, *encoding.shape]}, got "
+            f"{array.dtype}{list(array.shape)}. Give one for each "
+            f"{'step' if len(lead) == 2 else 'environment'}; files come in a list."
+        )
+    return list(array.reshape(math.prod(lead), *encoding.shape))
 
 
 def _of_step(value: Any, path: str, step: int, count: int) -> Sequence[Any]:

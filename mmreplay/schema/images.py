@@ -17,7 +17,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from time import perf_counter
@@ -57,6 +57,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _COMPRESSED = {b"iCCP", b"zTXt", b"iTXt"}
 """Chunks of PNG whose size says nothing of what they become."""
 _ANIMATED = {b"acTL", b"fcTL", b"fdAT"}
+_PIXELS = {b"IDAT", b"IEND", b"IHDR"}
 _BASELINE = {0xC0, 0xC1}
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """Markers of JPEG that begin a frame of any process."""
@@ -239,28 +240,13 @@ def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
     """What is wrong with a JPEG; see `ImageEncoding.problem`."""
     if not file.startswith(b"\xff\xd8"):
         return "it is no JPEG"
-    at, frame = 2, b""
-    while True:
-        # Fill bytes may stand before a marker.
-        while file[at : at + 1] == b"\xff" and file[at + 1 : at + 2] == b"\xff":
-            at += 1
-        if len(file) < at + 5 or file[at] != 0xFF:
-            return "its header is cut off or damaged"
-        marker, nbytes = file[at + 1], int.from_bytes(file[at + 2 : at + 4])
-        if marker in _ALONE or nbytes < 2:
-            return "its header is damaged"
-        if marker == 0xDA:
-            break
-        if marker in _FRAMES:
-            if frame:
-                return "it has two frames"
-            if marker not in _BASELINE:
-                kind = "a progressive" if marker == 0xC2 else "an arithmetic or lossless"
-                return f"it is {kind} JPEG"
-            frame = file[at + 4 : at + 2 + nbytes]
-        at += 2 + nbytes
-    if len(frame) < 6:
-        return "it has no frame"
+    try:
+        marker, frame, scan = _jpeg_frame(file)
+    except ValueError as error:
+        return str(error)
+    if marker not in _BASELINE:
+        kind = "a progressive" if marker == 0xC2 else "an arithmetic or lossless"
+        return f"it is {kind} JPEG"
     precision, height, width, components = struct.unpack(">BHHB", frame[:6])
     if precision != 8:
         return f"its samples have {precision} bits"
@@ -270,46 +256,94 @@ def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
         return f"it is an image of {(height, width, components)}"
     # Each scan is decoded, so that many of them would take long. One of all components
     # is the last: libjpeg refuses more.
-    if file[at + 4] < components:
-        scans = 1 + file.count(_SCAN, at + 2 + nbytes)
-        if scans > components:
-            return f"it has {scans} scans of {components} components"
+    if file[scan] < components and (scans := 1 + file.count(_SCAN, scan)) > components:
+        return f"it has {scans} scans of {components} components"
     if not file.endswith(_END) and not file.rstrip(b"\0").endswith(_END):
         return "it is cut off: it has no end marker"
     return None
+
+
+def _jpeg_frame(file: bytes) -> tuple[int, bytes, int]:
+    """The marker and header of a JPEG's frame, and where its first scan's header is.
+
+    Raises:
+        ValueError: What is before the scan is no header.
+    """
+    at, marker, frame = 2, 0, b""
+    while True:
+        # Fill bytes may stand before a marker.
+        while file[at : at + 2] == b"\xff\xff":
+            at += 1
+        if len(file) < at + 5 or file[at] != 0xFF:
+            raise ValueError("its header is cut off or damaged")
+        segment, nbytes = file[at + 1], int.from_bytes(file[at + 2 : at + 4])
+        if segment in _ALONE or nbytes < 2:
+            raise ValueError("its header is damaged")
+        if segment == 0xDA:
+            break
+        if segment in _FRAMES:
+            if frame:
+                raise ValueError("it has two frames")
+            marker, frame = segment, file[at + 4 : at + 2 + nbytes]
+        at += 2 + nbytes
+    if len(frame) < 6:
+        raise ValueError("it has no frame")
+    return marker, frame, at + 4
 
 
 def _png_problem(file: bytes, image: ImageEncoding) -> str | None:
     """What is wrong with a PNG; see `ImageEncoding.problem`."""
     if not file.startswith(_PNG):
         return "it is no PNG"
-    at, names = len(_PNG), list[bytes]()
-    while names[-1:] != [b"IEND"]:
+    try:
+        chunks = list(_png_chunks(file))
+    except ValueError as error:
+        return str(error)
+    if not chunks or chunks[0][0] != b"IHDR" or chunks[0][2] != 13:
+        return "its header is damaged"
+    at = chunks[0][1]
+    width, height, bits, color, *rest = struct.unpack(">IIBBBBB", file[at : at + 13])
+    if (problem := _header_problem(bits, color, rest)) is not None:
+        return problem
+    if (height, width, 3 if color == 2 else 1) != image.shape:
+        return f"it is an image of {(height, width, 3 if color == 2 else 1)}"
+    for name, _, nbytes in chunks:
+        if (problem := _chunk_problem(name, nbytes)) is not None:
+            return problem
+    return None if any(name == b"IDAT" for name, _, _ in chunks) else "it has no pixels"
+
+
+def _chunk_problem(name: bytes, nbytes: int) -> str | None:
+    """Why a chunk of a PNG is not accepted."""
+    if name in _ANIMATED:
+        return "it is animated"
+    if name in _COMPRESSED:
+        return f"it has a compressed chunk {name.decode()}"
+    if name not in _PIXELS and nbytes > MAX_CHUNK_NBYTES:
+        return f"it has a chunk of {nbytes} bytes without pixels"
+    return None
+
+
+def _png_chunks(file: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Name, place and bytes of each chunk of a PNG, the last one included.
+
+    Raises:
+        ValueError: It ends before that, or has too many.
+    """
+    at, name = len(_PNG), b""
+    for _ in range(MAX_CHUNKS):
+        if name == b"IEND":
+            return
         if len(file) < at + 12:
-            return "it is cut off: it has no end"
+            break
         (nbytes,), name = struct.unpack(">I", file[at : at + 4]), file[at + 4 : at + 8]
-        if not names:
-            if name != b"IHDR" or nbytes != 13 or len(file) < at + 25:
-                return "its header is damaged"
-            width, height, bits, color, *rest = struct.unpack(">IIBBBBB", file[at + 8 : at + 21])
-            if (problem := _header_problem(bits, color, rest)) is not None:
-                return problem
-            got = height, width, 3 if color == 2 else 1
-            if got != image.shape:
-                return f"it is an image of {got}"
-        elif name in _ANIMATED:
-            return "it is animated"
-        elif name in _COMPRESSED:
-            return f"it has a compressed chunk {name.decode()}"
-        elif name not in (b"IDAT", b"IEND") and nbytes > MAX_CHUNK_NBYTES:
-            return f"it has a chunk of {nbytes} bytes without pixels"
-        names.append(name)
-        if len(names) > MAX_CHUNKS:
-            return f"it has more than {MAX_CHUNKS} chunks"
+        if len(file) < at + 12 + nbytes:
+            break
+        yield name, at + 8, nbytes
         at += 12 + nbytes
-    if len(file) < at:
-        return "it is cut off: it has no end"
-    return None if b"IDAT" in names else "it has no pixels"
+    else:
+        raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
+    raise ValueError("it is cut off: it has no end")
 
 
 def _header_problem(bits: int, color: int, rest: Sequence[int]) -> str | None:
