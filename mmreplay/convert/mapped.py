@@ -239,7 +239,7 @@ class ImageCast:
             return
         codec, *numbers = form.split(":") if isinstance(form, str) else [shown(form)]
         legal = codec in CODECS and len(numbers) <= (2 if codec == "jpeg" else 0)
-        if not legal or not all(number.isdigit() for number in numbers[:1]):
+        if not legal or not all(number.isdecimal() for number in numbers[:1]):
             raise SchemaError(
                 f"cast: images of field {path!r} become uint8, png, or jpeg with quality and "
                 f"subsampling, such as jpeg:90:420, got {shown(form)}. Write one of these."

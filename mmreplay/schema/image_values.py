@@ -123,13 +123,14 @@ _warned: set[tuple[str, ImageEncoding]] = set()
 def _warn_of_loss(encoding: ImageEncoding, path: str) -> None:
     if (path, encoding) in _warned:
         return
-    _warned.add((path, encoding))
     warnings.warn(
         f"field {path!r} stores arrays as JPEG of quality {encoding.quality}, which changes them. "
         "Pass quality= to Field.image to choose, or codec='png', which loses nothing.",
         LossWarning,
         stacklevel=frames_to_caller(),
     )
+    # Not where the warning is an error, which the next array raises again.
+    _warned.add((path, encoding))
 
 
 def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, ...]) -> list[Any]:
@@ -140,7 +141,8 @@ def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, .
                 f"field {path!r} must have images of shape {list(lead)}, got {list(value.shape)}. "
                 "Use Ragged.reshape, or an index."
             )
-        return [bytes(file) for file in value.reshape(-1)]
+        flat = value.reshape(math.prod(lead))
+        return [_cell(encoding, one, path, _where(lead, n)) for n, one in enumerate(flat)]
     if not lead:
         return [_cell(encoding, value, path, "")]
     if not isinstance(value, list | tuple | str | bytes | bytearray | memoryview):

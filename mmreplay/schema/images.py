@@ -101,7 +101,8 @@ class ImageEncoding:
         """
         one_of("image codec", codec, CODECS, "Pass 'jpeg', or 'png', which loses nothing.")
         axes = tuple(shape) if isinstance(shape, tuple | list) else ()
-        legal = len(axes) == 3 and all(isinstance(axis, int | np.integer) for axis in axes)
+        integers = [isinstance(x, int | np.integer) and type(x) is not bool for x in axes]
+        legal = len(axes) == 3 and all(integers)
         if not legal or axes[2] not in (1, 3) or not all(0 < axis <= MAX_SIDE for axis in axes):
             raise SchemaError(
                 f"image shape must be (height, width, 1) or (height, width, 3), with sides of at "
@@ -191,7 +192,7 @@ class ImageEncoding:
         gray = self.shape[2] == 1
         if self.codec == "png":
             packed = io.BytesIO()
-            image = _pillow().fromarray(array[..., 0] if gray else array)
+            image = _pillow().Image.fromarray(array[..., 0] if gray else array)
             # Higher levels take several times as long for a few percent.
             image.save(packed, "PNG", compress_level=1)
             return packed.getvalue()
@@ -226,7 +227,8 @@ class ImageEncoding:
             library.decode_jpeg(file, colorspace=colors, buffer=out)
             return
         try:
-            with library.open(io.BytesIO(file), formats=("PNG",)) as image:
+            # `Image.open` takes more than 13,000 x 13,000 pixels for an attack.
+            with library.PngImagePlugin.PngImageFile(io.BytesIO(file)) as image:
                 pixels = np.asarray(image)
         except (OSError, SyntaxError, EOFError, zlib.error, struct.error) as error:
             # What Pillow raises of a damaged file.
@@ -435,10 +437,11 @@ def _simplejpeg() -> Any:
 
 def _pillow() -> Any:
     try:
-        from PIL import Image as library
+        import PIL.Image
+        import PIL.PngImagePlugin
     except ImportError as error:
         raise _missing("Pillow", "PNG") from error
-    return library
+    return PIL
 
 
 def _missing(library: str, codec: str) -> FailedError:
