@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Reader, ReaderOf, read_ahead
+from mmreplay.convert.base import Block, Reader, ReaderOf, default_rows, read_ahead
 from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward
 from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
@@ -24,6 +24,8 @@ from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_
 from mmreplay.schema.images import CODECS, QUALITY
 
 Numbers = NDArray[np.generic]
+ENCODED_NBYTES = 32 << 20
+"""Of rows whose images are encoded, in a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,11 @@ class ChangedReader(ReaderOf):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
+        if rows_per_block is None and self._encoded:
+            # More rows than of arrays that go to a file: each read has its price.
+            source = self._reader.describe()
+            wide = ENCODED_NBYTES // max(1, source.row_nbytes)
+            rows_per_block = max(default_rows(source), wide)
         blocks = self._reader.blocks(rows_per_block)
         # A thread decodes the next ones while these are encoded.
         for block in read_ahead(blocks) if self._encoded else blocks:

@@ -96,9 +96,11 @@ def decode_images(
     own = ~empty if same is None else ~empty & (same == np.arange(count))
     damaged: dict[int, str] = {}
 
+    files, bounds = memoryview(column.values), offsets.tolist()
+
     def decode(number: int) -> None:
         try:
-            encoding.decode(column.values[offsets[number] : offsets[number + 1]], out[number])
+            encoding.decode(files[bounds[number] : bounds[number + 1]], out[number])
         except ValueError as error:
             out[number] = 0
             damaged[number] = str(error)[:200]

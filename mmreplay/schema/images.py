@@ -240,6 +240,13 @@ def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
     """What is wrong with a JPEG; see `ImageEncoding.problem`."""
     if not file.startswith(b"\xff\xd8"):
         return "it is no JPEG"
+    is_whole = file.endswith(_END) or file.rstrip(b"\0").endswith(_END)
+    if not is_whole:
+        return "it is cut off: it has no end marker"
+    # Most files begin as the one before: tables of one encoder, and the same size.
+    known = _headers.get(image.shape)
+    if known is not None and file.startswith(known):
+        return None
     try:
         marker, frame, scan = _jpeg_frame(file)
     except ValueError as error:
@@ -258,9 +265,15 @@ def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
     # is the last: libjpeg refuses more.
     if file[scan] < components and (scans := 1 + file.count(_SCAN, scan)) > components:
         return f"it has {scans} scans of {components} components"
-    if not file.endswith(_END) and not file.rstrip(b"\0").endswith(_END):
-        return "it is cut off: it has no end marker"
+    if file[scan] == components and scan < MAX_HEADER_NBYTES:
+        _headers[image.shape] = file[: scan + 1]
     return None
+
+
+_headers: dict[tuple[int, int, int], bytes] = {}
+"""The header of the last JPEG that was accepted, by its shape, up to its only scan's
+number of components."""
+MAX_HEADER_NBYTES = 4096
 
 
 def _jpeg_frame(file: bytes) -> tuple[int, bytes, int]:
