@@ -173,8 +173,11 @@ class ChangedReader(ReaderOf):
     def _decoded(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The same blocks, in which the frames that are cast are read."""
         for block in blocks:
-            frames = {path: block.columns[path] for path in self._encoded}
-            arrays = {p: c if isinstance(c, Ragged) else np.asarray(c) for p, c in frames.items()}
+            frames: dict[str, Any] = {path: block.columns[path] for path in self._encoded}
+            arrays: dict[str, Any] = {
+                path: column if isinstance(column, Ragged) else np.asarray(column)
+                for path, column in frames.items()
+            }
             yield replace(block, columns={**block.columns, **arrays})
 
     def measures(self) -> Iterator[Block]:

@@ -301,7 +301,7 @@ def loader(root: Path, rows: int) -> Callable[[], object]:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    home = import_module("lerobot.datasets.lerobot_dataset")
+    home: Any = import_module("lerobot.datasets.lerobot_dataset")
     home.decode_video_frames = partial(decoded, torch, import_module("av"))
     dataset = home.LeRobotDataset("me/set", root=root)
     rng = np.random.default_rng(0)
