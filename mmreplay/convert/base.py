@@ -92,6 +92,14 @@ class Block:
         columns = {path: column[mask] for path, column in self.columns.items()}
         return Block(columns, self.env_ids[mask], self.positions[mask], self.flags[mask])
 
+    def arrays(self) -> Block:
+        """The same rows, with what is read when it is needed as arrays."""
+        lazy = [p for p, c in self.columns.items() if not isinstance(c, np.ndarray | Ragged)]
+        if not lazy:
+            return self
+        columns = {**self.columns, **{path: np.asarray(self.columns[path]) for path in lazy}}
+        return Block(columns, self.env_ids, self.positions, self.flags)
+
     def take(self, rows: NDArray[np.int64]) -> Block:
         """Rows by their numbers in the block, int64 ``[N]``."""
         columns = {path: column[rows] for path, column in self.columns.items()}

@@ -19,6 +19,7 @@ from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, under
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_bits
 from mmreplay.schema.images import CODECS, QUALITY
@@ -47,6 +48,11 @@ class Changes:
     cast: Mapping[str, str] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether columns are cast, renamed and dropped, and nothing else."""
+        return self.frame_skip is None and self.map is None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -152,7 +158,7 @@ class ChangedReader(ReaderOf):
             rows_per_block = max(default_rows(source), wide)
         blocks = self._reader.blocks(rows_per_block)
         # A thread decodes the next ones while these are encoded.
-        for block in read_ahead(blocks) if self._encoded else blocks:
+        for block in read_ahead(self._decoded(blocks)) if self._encoded else blocks:
             columns = {}
             for path in self._paths:
                 column, cast = block.columns[path], self._casts.get(path)
@@ -163,6 +169,13 @@ class ChangedReader(ReaderOf):
         for cast in self._casts.values():
             if (said := cast.said) is not None:
                 self.report.note(said)
+
+    def _decoded(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The same blocks, in which the frames that are cast are read."""
+        for block in blocks:
+            frames = {path: block.columns[path] for path in self._encoded}
+            arrays = {p: c if isinstance(c, Ragged) else np.asarray(c) for p, c in frames.items()}
+            yield replace(block, columns={**block.columns, **arrays})
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""

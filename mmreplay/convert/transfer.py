@@ -57,6 +57,7 @@ def transfer(
     provenance: Json | None = None,
     strict: bool = False,
     progress: Progress | None = None,
+    lazy: bool = False,
 ) -> Report:
     """Write all rows of a reader; the target appears at the end, complete.
 
@@ -66,6 +67,7 @@ def transfer(
         provenance: What the user metadata say of where the rows come from, if anything.
         strict: Refuse guesses and losses.
         progress: Called after each block with (rows done, rows in all).
+        lazy: The target takes columns that are read when they are needed.
 
     Raises:
         SourceError: The source contradicts its description, or strict and doubtful.
@@ -79,7 +81,7 @@ def transfer(
         blocks = env_by_env(reader, description) if writer.env_by_env else reader.blocks()
         try:
             for block in blocks:
-                writer.write(block)
+                writer.write(block if lazy else block.arrays())
                 rows += len(block)
                 episodes += int(beginnings.look(block).sum())
                 if progress is not None:
@@ -295,14 +297,19 @@ class Source:
                     reader.as_files(path, codec)
         return reader
 
-    def decoding_videos(self) -> Source:
-        """The same, whose videos are decoded where nothing else is said of them."""
+    def decoding(self, lazily: bool) -> Source:
+        """The same, whose videos are decoded where nothing else is said of them.
+
+        Args:
+            lazily: By who needs their frames.
+        """
         if "video" in self.options or self.format.name == BUFFER:
             return self
-        known = registry.options_of(self.format, "open_reader")
-        return replace(
-            self, options={**self.options, "video": "decode"} if "video" in known else self.options
-        )
+        if lazily:
+            return replace(self, stored=True)
+        if "video" not in registry.options_of(self.format, "open_reader"):
+            return self
+        return replace(self, options={**self.options, "video": "decode"})
 
     def selected(
         self, selection: Selection, progress: Progress | None = None
@@ -398,7 +405,8 @@ class Conversion:
         if self.changes is not None and self.changes.map is not None:
             # A function that changes episodes gets arrays.
             files = {}
-        return [replace(each.decoding_videos(), files=files) for each in self.sources]
+        steps_stay = self.changes is not None and self.changes.keeps_steps
+        return [replace(each.decoding(steps_stay), files=files) for each in self.sources]
 
     def provenance(self, selected: Selected, target: Path) -> Json | None:
         """What user metadata say of where rows of a target come from, if anything."""
@@ -470,6 +478,7 @@ class Conversion:
                 provenance=self.provenance(opened[name], target),
                 strict=strict,
                 progress=progress,
+                lazy=any(each.stored for each in self.sources),
             )
 
         with self.naming():
