@@ -625,7 +625,7 @@ def test_files_that_are_no_such_images_are_refused_by_their_row(rings, tmp_path)
         (files_of(tmp_path / "jpeg")[1][:-2], "it is cut off: it has no end marker"),
     ):
         changed = arrays[values].copy()
-        changed[begin:end] = np.frombuffer(file.ljust(nbytes, b"\1")[:nbytes], np.uint8)
+        changed[begin:end] = np.frombuffer(file.ljust(nbytes, b"\0")[:nbytes], np.uint8)
         np.savez(there, allow_pickle=False, **arrays | {values: changed})
         message = (
             rf"observation/top.*, row 1 must be jpeg image \[18, 22, 3\], but {what}\. The file "

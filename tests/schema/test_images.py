@@ -502,7 +502,9 @@ REFUSED = {
     "two frames": (JPEG, lambda: two_frames(jpeg(ARRAY)), "it has two frames"),
     "no frame": (
         JPEG,
-        lambda: jpeg_of([each for each in segments_of(jpeg(ARRAY))[0] if each[0] != 0xC0], b""),
+        lambda: jpeg_of(
+            [each for each in segments_of(jpeg(ARRAY))[0] if each[0] != 0xC0], b"\xff\xd9"
+        ),
         "it has no frame",
     ),
     "short frame": (
@@ -521,15 +523,19 @@ REFUSED = {
         "it has 303 scans of 3 components",
     ),
     "no end": (JPEG, lambda: jpeg(ARRAY)[:-2], "it is cut off: it has no end marker"),
-    "no length": (JPEG, lambda: b"\xff\xd8\xff\xe0\0\x01" + bytes(9), DAMAGED),
-    "a restart marker": (JPEG, lambda: b"\xff\xd8\xff\xd0" + bytes(9), DAMAGED),
-    "no marker": (JPEG, lambda: b"\xff\xd8" + bytes(9), "its header is cut off or damaged"),
-    "only fill bytes": (
+    "no length": (JPEG, lambda: b"\xff\xd8\xff\xe0\0\x01" + bytes(9) + b"\xff\xd9", DAMAGED),
+    "a restart marker": (JPEG, lambda: b"\xff\xd8\xff\xd0" + bytes(9) + b"\xff\xd9", DAMAGED),
+    "no marker": (
         JPEG,
-        lambda: b"\xff\xd8" + b"\xff" * 99,
+        lambda: b"\xff\xd8" + bytes(9) + b"\xff\xd9",
         "its header is cut off or damaged",
     ),
-    "a JPEG of two bytes": (JPEG, lambda: b"\xff\xd8", "its header is cut off or damaged"),
+    "only fill bytes": (
+        JPEG,
+        lambda: b"\xff\xd8" + b"\xff" * 99 + b"\xd9",
+        "its header is cut off or damaged",
+    ),
+    "a JPEG of two bytes": (JPEG, lambda: b"\xff\xd8\xff\xd9", "its header is cut off or damaged"),
     "huge PNG": (
         PNG,
         lambda: with_header(png(ARRAY), width=65_535, height=65_535),
