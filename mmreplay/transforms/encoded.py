@@ -67,11 +67,15 @@ def as_stored(transforms: Sequence[Any], schema: Schema) -> frozenset[str]:
             )
         for path in (paths,) if isinstance(paths, str) else images if paths is None else paths:
             leaves = under(images, path) if isinstance(path, str) else ()
+            if not leaves and not images:
+                raise SchemaError(
+                    f"Encoded: paths must name fields of images, got {shown(path)} where there "
+                    "are none. Leave it out, or declare one by Field.image."
+                )
             if not leaves:
                 raise SchemaError(
-                    f"Encoded: paths must name fields of images, of "
-                    f"{', '.join(images) or 'none here'}, got {shown(path)}. "
-                    f"{meant(str(path), images)}"
+                    f"Encoded: paths must name fields of images, of {', '.join(images)}, got "
+                    f"{shown(path)}. {meant(str(path), images)}"
                 )
             named.update(leaves)
     return frozenset(named)
