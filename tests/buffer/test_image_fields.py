@@ -658,7 +658,7 @@ def test_encoded_names_images(tmp_path, paths, message):
 
 def test_encoded_of_a_schema_without_images_is_refused():
     schema = mr.Schema({"number": mr.Field((), "int64")})
-    with pytest.raises(SchemaError, match="of images, of none here, got 'number'"):
+    with pytest.raises(SchemaError, match="got 'number' where there are none"):
         create(None, "memory", schema=schema, heap_bytes=None, transforms=[mr.Encoded("number")])
 
 
