@@ -60,11 +60,12 @@ class Schema:
         ('observation/pixels', 'reward')
     """
 
-    __slots__ = ("_autoreset", "_num_envs", "fields", "roles")
+    __slots__ = ("_autoreset", "_drawn", "_num_envs", "fields", "roles")
 
     fields: Mapping[str, Field]
     roles: Mapping[str, str]
     _autoreset: Autoreset | None
+    _drawn: Schema | None
     _num_envs: int | None
 
     def __init__(
@@ -372,7 +373,10 @@ class Schema:
     @property
     def drawn(self) -> Schema:
         """The schema of what draws hold: images are arrays there, and not files."""
-        return self.drawn_without(())
+        if self._drawn is None:
+            object.__setattr__(self, "_drawn", self.drawn_without(()))
+        assert self._drawn is not None
+        return self._drawn
 
     def drawn_without(self, as_stored: Collection[str]) -> Schema:
         """The same, where some fields stay as they are stored.
@@ -541,6 +545,8 @@ class Schema:
         check_roles(fields, playing)
         object.__setattr__(self, "fields", MappingProxyType(fields))
         object.__setattr__(self, "roles", MappingProxyType(playing))
+        # Found when it is asked for: most schemas are their own.
+        object.__setattr__(self, "_drawn", None)
         self._stating(None)
 
     def _stating(self, autoreset: Autoreset | None, num_envs: int | None = None) -> Schema:
