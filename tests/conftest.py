@@ -17,7 +17,7 @@ from tests import slices
 settings.register_profile(
     "repeatable",
     deadline=None,
-    max_examples=slices.count(100, 25),
+    max_examples=slices.count(100, 15),
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
