@@ -76,7 +76,7 @@ class FormatContract:
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch):
-        """Wait for no device, as what is looked at is in the page cache; in a slice do less."""
+        """Wait for no device: what is looked at is in the page cache; do less in a slice."""
         monkeypatch.setattr(files.Disk, "datasync", lambda self, fd: None)
         monkeypatch.setattr(files.Disk, "sync_folder", lambda self, fd: None)
         monkeypatch.setattr(formats, "HISTORIES", slices.count(formats.HISTORIES, 8))
