@@ -44,10 +44,10 @@ DISK_METHODS = {"mkdir", "unlink", "rename", "rmdir", "hardlink_to"}
 MODE = re.compile(r"[rwaxbtU+]{1,4}")
 
 
-def imported(tree: ast.AST) -> dict[str, str]:
+def imported(nodes: list[ast.AST]) -> dict[str, str]:
     """What each name that an import binds stands for, dotted."""
     names = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.asname:
@@ -126,12 +126,17 @@ def offences(source: str, forbidden: set[str]) -> list[tuple[int, str]]:
     words = {name.rpartition(".")[2] for name in forbidden}
     if not any(word in source for word in words):
         return []
-    tree = ast.parse(source)
-    names = imported(tree)
+    return uses([*ast.walk(ast.parse(source))], forbidden)
+
+
+def uses(nodes: list[ast.AST], forbidden: set[str]) -> list[tuple[int, str]]:
+    """Line and name of every use of a forbidden name among the nodes of a source."""
+    names = imported(nodes)
+    words = {name.rpartition(".")[2] for name in forbidden}
     # What cannot stand for one of them is not looked at: most of a source.
     words |= {alias for alias, name in names.items() if listed(name, forbidden)}
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Name | ast.Attribute):
             continue
         if (node.id if isinstance(node, ast.Name) else node.attr) not in words:
@@ -144,11 +149,11 @@ def offences(source: str, forbidden: set[str]) -> list[tuple[int, str]]:
 
 def disk_offences(source: str) -> list[tuple[int, str]]:
     """Line and name of everything that goes to the disk past `files`."""
-    tree = ast.parse(source)
-    names = imported(tree)
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    nodes = [*ast.walk(ast.parse(source))]
+    names = imported(nodes)
+    calls = (node for node in nodes if isinstance(node, ast.Call))
     bad = {(call.lineno, bad_call(call, names)) for call in calls}
-    return sorted({*offences(source, RAW), *(item for item in bad if item[1])})
+    return sorted({*uses(nodes, RAW), *(item for item in bad if item[1])})
 
 
 def test_the_files_that_rules_name_exist():

@@ -21,6 +21,7 @@ from mmreplay.schema.dtypes import DTYPES
 from mmreplay.testing import FORMAT_RULES, check_format, formats
 from mmreplay.testing.buffers import make_large as make_large
 from mmreplay.testing.formats import text_of as text_of
+from tests import slices
 from tests.convert.support import every_kind
 
 numbers = count()
@@ -34,7 +35,8 @@ mr.load(sys.argv[1], sys.argv[2], progress=die)
 """
 MARKS = {
     "memory_is_bounded": [pytest.mark.slow],
-    "killed_runs_leave_no_target": [pytest.mark.crash],
+    # `test_a_killed_load_leaves_no_target_and_can_be_started_again` is quicker.
+    "killed_runs_leave_no_target": [pytest.mark.crash, pytest.mark.slow],
 }
 RULES = [pytest.param(rule, marks=MARKS.get(rule, [])) for rule in FORMAT_RULES]
 
@@ -74,9 +76,10 @@ class FormatContract:
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch):
-        """Wait for no device: what these tests look at is in the page cache."""
+        """Wait for no device, as all is in the page cache; do less in a slice."""
         monkeypatch.setattr(files.Disk, "datasync", lambda self, fd: None)
         monkeypatch.setattr(files.Disk, "sync_folder", lambda self, fd: None)
+        monkeypatch.setattr(formats, "HISTORIES", slices.count(formats.HISTORIES, 8))
 
     def check(self, rule, tmp_path, **options):
         """Check one rule of the contract."""
@@ -109,7 +112,7 @@ class FormatContract:
 
     @pytest.mark.parametrize("rule", RULES)
     def test_the_contract_holds(self, rule, tmp_path):
-        self.check(rule, tmp_path)
+        self.check(rule, tmp_path, flips=slices.count(60, 24))
 
     @pytest.mark.slow
     def test_many_flipped_bits_are_errors_or_change_nothing(self, tmp_path):

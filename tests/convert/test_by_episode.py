@@ -80,7 +80,7 @@ def as_listed(path):
 @pytest.mark.parametrize("reward", ["sum", "first", "last"])
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 def test_steps_become_fewer_as_the_twin_says(tmp_path, autoreset, reward):
-    for seed in range(count(20, 4)):
+    for seed in range(count(20, 2)):
         source = record(tmp_path / f"ring{seed}", autoreset, seed)
         size = 2 + seed % 4
         report = mr.load(source, tmp_path / f"x{seed}", frame_skip=size, skip_reward=reward)
@@ -253,7 +253,7 @@ def relabelled(rows):
 @pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 def test_a_function_changes_episodes_as_the_twin_says(tmp_path, autoreset, rows, monkeypatch):
-    for seed in range(count(12, 3)):
+    for seed in range(count(12, 2)):
         source = record(tmp_path / f"ring{seed}", autoreset, seed)
         reader = InBlocks(mr.ReplayBuffer.open(source), owned=True)
         reader.size = rows or 10_000

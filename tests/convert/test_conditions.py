@@ -109,7 +109,7 @@ def expected(tree, episodes):
 
 
 def test_random_conditions_are_what_the_twin_says():
-    conditions, both, unknown, beyond = count(10_000, 600), 0, 0, 0
+    conditions, both, unknown, beyond = count(10_000, 300), 0, 0, 0
     for world in range(conditions // 20):
         rng = twin.make(world)
         envs, episodes = twin.random_rows(rng)
@@ -398,7 +398,7 @@ def test_hostile_texts_meet_one_error_and_take_no_time():
     accepted, slowest, messages = 0, 0.0, []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(count(10_000, 500)):
+        for _ in range(count(10_000, 250)):
             text, begin = hostile(rng), time.process_time()
             try:
                 truth = EpisodeFacts(reader, parse(text, FIELDS, "reward")).selected()

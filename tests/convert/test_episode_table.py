@@ -34,7 +34,7 @@ def equal(one, other):
 
 
 def test_the_table_of_a_folder_is_that_of_its_buffer(tmp_path):
-    for turn in range(count(60, 10)):
+    for turn in range(count(60, 5)):
         path = tmp_path / str(turn)
         with random_ring(path, twin.make(turn)) as buffer:
             wanted = stats.episode_table(buffer)
@@ -47,7 +47,7 @@ def test_the_table_of_a_folder_is_that_of_its_buffer(tmp_path):
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 def test_final_rows_and_broken_episodes_are_seen_likewise(tmp_path, autoreset):
-    for seed in range(count(30, 6)):
+    for seed in range(count(30, 3)):
         path = record(tmp_path / str(seed), autoreset, seed)
         with mr.ReplayBuffer.open(path) as buffer:
             wanted = stats.episode_table(buffer)
@@ -74,7 +74,7 @@ def test_returns_are_those_of_conditions_to_the_bit(tmp_path, monkeypatch):
 
 
 def test_a_table_of_several_sources_selects_what_its_condition_does(tmp_path):
-    for turn in range(count(40, 6)):
+    for turn in range(count(40, 3)):
         rng = twin.make(turn)
         folder = tmp_path / str(turn)
         folder.mkdir()

@@ -98,7 +98,7 @@ def read(path):
 
 @pytest.mark.parametrize("envs", ["append", "stack"])
 def test_random_rings_are_joined_as_the_twin_joins_them(tmp_path, envs):
-    for turn in range(count(100, 4)):
+    for turn in range(count(100, 2)):
         rng = twin.make(turn)
         folder = tmp_path / str(turn)
         folder.mkdir()

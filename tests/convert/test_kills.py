@@ -240,7 +240,7 @@ def test_killed_at_any_call_to_the_disk(tmp_path, source, way, kind):
     # Some of the calls, others for each format: it is to take half a second.
     number = list(WAYS).index(way)
     while not (check_replaced if number % 2 else check_killed)(made, at_call(number)):
-        number += 11
+        number += count(11, 23)
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_killed_while_splits_are_written(tmp_path, source, kind):
         assert rewards(target.iterdir()) == whole[0]
         assert leftovers(target.parent) == []
         files.remove_tree(target)
-        number += count(1, 17)
+        number += count(1, 37)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def contents(folder):
 
 
 def test_splits_of_a_ring_are_those_of_mr_split(tmp_path):
-    for turn in range(count(60, 8)):
+    for turn in range(count(60, 4)):
         source = tmp_path / f"ring{turn}"
         with random_ring(source, twin.make(turn)) as buffer:
             if len(mr.episode_table(buffer)) < 4:
@@ -69,7 +69,7 @@ def test_splits_of_a_ring_are_those_of_mr_split(tmp_path):
 
 
 def test_splits_of_several_sources_that_are_merged_again_are_the_same_episodes(tmp_path):
-    for turn in range(count(60, 6)):
+    for turn in range(count(60, 3)):
         rng = twin.make(500 + turn)
         folder = tmp_path / str(turn)
         folder.mkdir()
@@ -393,7 +393,7 @@ def test_digests_do_not_depend_on_blocks(tmp_path, autoreset):
 @pytest.mark.parametrize("autoreset", AUTORESETS)
 def test_what_a_seam_rewrites_does_not_count(tmp_path, autoreset):
     # Final rows, episodes that were broken off, and steps that a resume truncated.
-    for seed in range(count(12, 4)):
+    for seed in range(count(12, 2)):
         source = record(tmp_path / str(seed), autoreset, seed)
         with mr.ReplayBuffer.open(source, "r+", on_resume="truncate") as buffer:
             episodes = len(mr.episode_table(buffer))

@@ -118,7 +118,7 @@ def numbers_in(path):
 
 def test_a_ring_gives_the_episodes_that_the_twin_selects(tmp_path):
     pairs, both = 0, 0
-    wanted_pairs = count(1000, 60)
+    wanted_pairs = count(1000, 30)
     while pairs < wanted_pairs:
         rng = twin.make(1000 + pairs)
         source = tmp_path / f"source{pairs}"

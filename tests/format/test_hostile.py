@@ -19,8 +19,9 @@ from mmreplay.errors import CorruptError, EmptyError, FailedError, FormatError, 
 from mmreplay.format.commit import seal
 from mmreplay.ring import Span
 from tests.format.support import BOOT_ID, fill, schema_of
+from tests.slices import count
 
-MUTANTS = 2000
+MUTANTS = count(2000, 800)
 TOKENS = b'0179-+eE."[]{},:\\u\0\xff '
 MEMORY_NBYTES = 64 << 20
 

@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-@pytest.mark.sliced(200)
+@pytest.mark.sliced(100)
 def test_built_in_samplers_keep_the_contract(name, rule, tmp_path):
     options = OPTIONS.get(name, {})
     check_sampler(SAMPLERS[name], tmp_path, rules=[rule], **options)

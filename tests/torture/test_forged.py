@@ -14,7 +14,7 @@ from tools.torture import forged
 
 @pytest.mark.parametrize("format", forged.FORMATS)
 def test_no_forged_file_passes_for_a_genuine_one(format):
-    states = count(200, 60)
+    states = count(200, 24)
     report = forged.attack(format, states, 21)
     assert report.findings == {}, report.examples
     assert report.states == states

@@ -104,7 +104,7 @@ def both(**options):
     return [mr.GAE(**options), mr.LambdaReturn(**options)]
 
 
-@settings(max_examples=count(120, 50), deadline=None)
+@settings(max_examples=count(120, 25), deadline=None)
 @given(st.data())
 def test_estimates_equal_the_sums(data):
     draw = data.draw

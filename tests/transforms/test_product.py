@@ -167,7 +167,7 @@ def test_draws_stop_where_a_run_was_broken_off(on_resume, stored, n, tmp_path):
     product((world, options, 2, 11))
 
 
-@settings(max_examples=count(120, 50), deadline=None)
+@settings(max_examples=count(120, 25), deadline=None)
 @given(worlds())
 def test_every_legal_draw_equals_the_lists(case):
     product(case)

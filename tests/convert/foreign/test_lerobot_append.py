@@ -182,9 +182,9 @@ def test_a_thread_appends_what_is_finished_without_being_asked(tmp_path):
 
 
 def test_units_are_joined_and_no_number_of_a_file_is_used_twice(tmp_path):
-    used, sizes = [], []
+    used, sizes, episodes = [], [], count(20, 10)
     with make(tmp_path / "ring", capacity=500) as buffer, exporter(buffer, tmp_path / "set") as of:
-        for episode in range(20):
+        for episode in range(episodes):
             add_episode(buffer, episode)
             of.flush()
             journal = appends_of(tmp_path / "set")
@@ -192,11 +192,11 @@ def test_units_are_joined_and_no_number_of_a_file_is_used_twice(tmp_path):
             assert names == {f"file-{number:03d}.parquet" for number, *_ in journal["units"]}
             used.append(max(number for number, *_ in journal["units"]))
             sizes.append(len(journal["units"]))
-    assert used == list(range(20))
+    assert used == list(range(episodes))
     # Each is at least twice the one after it: their number grows as the logarithm.
     assert max(sizes) <= 6
     assert sum(steps for _, _, steps, _ in journal["units"]) == journal["rows"]
-    assert [e for e, _ in episodes_of(tmp_path / "set")] == list(range(20))
+    assert [e for e, _ in episodes_of(tmp_path / "set")] == list(range(episodes))
 
 
 def test_full_units_are_not_joined(tmp_path):
@@ -577,7 +577,7 @@ def test_every_call_of_one_append_may_be_its_last(tmp_path):
         total = appends = 0
         at = 0
         while True:
-            at += count(1, 29)
+            at += count(1, 53)
             disk = Dying()
             disk.at = at
             appender = appender_of(buffer, tmp_path / "set")
@@ -598,7 +598,7 @@ def test_every_call_of_one_append_may_be_its_last(tmp_path):
             found = [episode for episode, _ in episodes_of(tmp_path / "set")]
             assert found == list(range(len(found)))
             assert len(found) >= 1 + appends
-    assert total > count(300, 10)
+    assert total > count(300, 5)
     assert [episode for episode, _ in episodes_of(tmp_path / "set")] == list(range(2 + appends))
 
 

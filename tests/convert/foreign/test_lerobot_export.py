@@ -19,6 +19,7 @@ from mmreplay.datasets import lerobot_video, lerobot_writer
 from mmreplay.datasets.lerobot_writer import Sizes
 from mmreplay.disk import files
 from mmreplay.errors import FailedError, FormatError, FullError, SchemaError, SourceError
+from tests import slices
 from tests.convert.foreign.lerobot_sets import FPS, TASKS, TOP, WRIST, code, codes_of, export, ring
 from tests.convert.test_kills import after, at_call, in_a_child, leftovers
 
@@ -715,7 +716,7 @@ class Full(files.Disk):
 @pytest.mark.parametrize("video", [False, True])
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, video):
     ring(tmp_path / "ring", LENGTHS)
-    for number in range(0, 3000, 13):
+    for number in range(0, 3000, slices.count(13, 41)):
         with monkeypatch.context() as patch:
             patch.setattr(files, "disk", Full(number))
             try:
@@ -724,7 +725,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, video):
                 assert [each.name for each in tmp_path.iterdir()] == ["ring"]
                 continue
         break
-    assert number > 13
+    assert number > 41
     assert (tmp_path / "set" / "meta" / "info.json").is_file()
 
 
@@ -762,7 +763,7 @@ def kill_again_and_again(folder, random):
         write(source)
         whole.append(contents(made / "set"))
     rng = np.random.default_rng(0)
-    prepares = map(at_call, range(0, 10_000, 5 if random else 37))
+    prepares = map(at_call, range(0, 10_000, 5 if random else slices.count(37, 101)))
     if random:
         prepares = [*prepares, *(after(float(rng.uniform(0.01, 0.4))) for _ in range(200))]
     ends = set()
