@@ -183,7 +183,7 @@ def shared_memory():
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-@pytest.mark.parametrize("kills", [10, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(150, marks=pytest.mark.slow)])
 def test_no_kill_loses_or_mixes_images(shared_memory, engine, kills):
     victim = Victim(shared_memory / "ring", engine, seed=kills)
     for _ in range(kills):

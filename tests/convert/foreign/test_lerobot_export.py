@@ -763,7 +763,7 @@ def kill_again_and_again(folder, random):
         write(source)
         whole.append(contents(made / "set"))
     rng = np.random.default_rng(0)
-    prepares = map(at_call, range(0, 10_000, 5 if random else slices.count(37, 101)))
+    prepares = map(at_call, range(0, 10_000, 5 if random else slices.count(37, 211)))
     if random:
         prepares = [*prepares, *(after(float(rng.uniform(0.01, 0.4))) for _ in range(200))]
     ends = set()
