@@ -76,7 +76,10 @@ class FormatContract:
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch):
-        """Wait for no device, as what is looked at is in the page cache; in a slice do less."""
+        """Wait for no device: what these tests look at is in the page cache.
+
+        And of the random buffers take some only, where a slice is run.
+        """
         monkeypatch.setattr(files.Disk, "datasync", lambda self, fd: None)
         monkeypatch.setattr(files.Disk, "sync_folder", lambda self, fd: None)
         monkeypatch.setattr(formats, "HISTORIES", slices.count(formats.HISTORIES, 8))
