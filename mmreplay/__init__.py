@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mmreplay.errors import FullError as FullError
     from mmreplay.errors import FullWarning as FullWarning
     from mmreplay.errors import LockedError as LockedError
+    from mmreplay.errors import LossWarning as LossWarning
     from mmreplay.errors import RemovedError as RemovedError
     from mmreplay.errors import ReplayError as ReplayError
     from mmreplay.errors import SchemaError as SchemaError
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from mmreplay.transforms.delta import Delta as Delta
     from mmreplay.transforms.elementwise import Cast as Cast
     from mmreplay.transforms.elementwise import OneHot as OneHot
+    from mmreplay.transforms.encoded import Encoded as Encoded
     from mmreplay.transforms.her import HER as HER
     from mmreplay.transforms.normalize import Normalize as Normalize
     from mmreplay.transforms.nstep import NStep as NStep
@@ -123,6 +125,7 @@ _MODULES = {
     "ConcatStream": "mmreplay.loader",
     "CorruptError": "mmreplay.errors",
     "Delta": "mmreplay.transforms.delta",
+    "Encoded": "mmreplay.transforms.encoded",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "DistinctSampler": "mmreplay.samplers.distinct",
     "Draw": "mmreplay.samplers.base",
@@ -139,6 +142,7 @@ _MODULES = {
     "FrameStack": "mmreplay.transforms.stack",
     "FullError": "mmreplay.errors",
     "FullWarning": "mmreplay.errors",
+    "LossWarning": "mmreplay.errors",
     "GAE": "mmreplay.transforms.advantages",
     "GroupSampler": "mmreplay.samplers.groups",
     "HER": "mmreplay.transforms.her",

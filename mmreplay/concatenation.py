@@ -712,10 +712,13 @@ def check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None
         return
     if differ := first_difference(mine, other):
         path, here, there = differ
+        way_out = "Draw from buffers of one schema."
+        if mine.drawn == other.drawn:
+            # They differ in how images are stored.
+            way_out = f"Convert one of them with --cast {path}=uint8, or as the other stores it."
         raise SchemaError(
             f"concat: field {path!r} of buffer {number} ({buffer.path}) is "
-            f"{here}, but in buffer 0 ({first.path}) it is {there}. Draw from "
-            "buffers of one schema."
+            f"{here}, but in buffer 0 ({first.path}) it is {there}. {way_out}"
         )
     raise SchemaError(
         f"concat: the fields of buffer {number} ({buffer.path}) have other roles or "

@@ -187,6 +187,15 @@ class DurabilityWarning(UserWarning):
     """
 
 
+class LossWarning(UserWarning):
+    """What is drawn will not be what was added, bit by bit.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", mr.LossWarning)  # refuse such a field
+    """
+
+
 class FullError(_SystemError):
     """The disk has no space left for a write.
 

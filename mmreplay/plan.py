@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes.column_index import BYTES_A_ROW
 from mmreplay.errors import SchemaError
 from mmreplay.format import commit
-from mmreplay.format.metadata import planned_heap_nbytes
+from mmreplay.format.metadata import planned_heap_nbytes, planned_lengths
 from mmreplay.format.sharding import Codec
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Ring
@@ -205,9 +205,10 @@ def _lengths(schema: Schema, lengths: float | Mapping[str, float] | None) -> dic
                 f"lengths must be of fields that vary, got {path!r}. The schema has "
                 f"{list(schema.varying)}."
             )
-    found = {}
+    found, planned = dict[str, float](), planned_lengths(schema)
     for path in schema.varying:
         length = given.get(path) if isinstance(lengths, Mapping) else lengths
+        length = planned.get(path) if length is None else length
         if length is None:
             raise SchemaError(
                 f"lengths must say how long an average value of field {path!r} is, got "
@@ -230,6 +231,7 @@ class Estimate:
         nbytes: Of the rows of a full buffer, mutable fields as they are.
         ratios: Bytes of rows over bytes in shards, by field; 1 where it is mutable.
         sampled_nbytes: Bytes of rows that were packed to know.
+        images: By field of images, bytes of packed arrays over those of the files.
     """
 
     codec: Codec
@@ -237,6 +239,7 @@ class Estimate:
     nbytes: int
     ratios: dict[str, float]
     sampled_nbytes: int
+    images: dict[str, float] = field(default_factory=dict)
 
 
 def estimate(
@@ -292,15 +295,33 @@ def estimate(
             sampled += raw
             ratios[name] = raw / packed
             nbytes += rows * packed / steps
-        for name, field in buffer.schema.fields.items():
+        for name, each in buffer.schema.fields.items():
             if name not in arrays:
                 ratios[name] = 1.0
-                nbytes += rows * field.nbytes
+                nbytes += rows * each.nbytes
+        images = {
+            name: _as_arrays(buffer, name, arrays[name])
+            for name, each in buffer.schema.fields.items()
+            if each.encoding is not None
+        }
     del ratios[group.FLAGS_NAME]
     for name in buffer.schema.varying:
         del ratios[group.references_of(name)]
     sharding = metadata.sharding
-    return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled)
+    return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled, images)
+
+
+def _as_arrays(buffer: ReplayBuffer, name: str, array: ShardedArray) -> float:
+    """Bytes of some images as packed arrays over those of their files."""
+    span, (env_id, *_) = buffer.span, np.flatnonzero(buffer.span.lengths).tolist()
+    first, count = int(span.first[env_id]), int(span.lengths[env_id])
+    steps = max(1, min(MAX_SAMPLED, SAMPLE_NBYTES // buffer.schema[name].drawn.nbytes))
+    positions = first + np.unique(np.arange(steps) * count // steps)
+    images = buffer.get_field(name, env_id, positions)
+    files = buffer.view.get_lengths((name,), env_id, positions)[name].sum()
+    # One by one, as far as they lie apart; chunks of neighbours pack better.
+    packed = sum(memoryview(array.codec.pack(image.reshape(-1))).nbytes for image in images)
+    return float(packed / max(1, files))
 
 
 def _packed(buffer: ReplayBuffer, array: ShardedArray, name: str) -> tuple[int, int, int]:
@@ -328,6 +349,10 @@ def _packed(buffer: ReplayBuffer, array: ShardedArray, name: str) -> tuple[int, 
             # References, which are numbers of heap positions, lengths and checksums.
             given = np.repeat(ids, steps), positions.ravel()
             rows = buffer.view.references((array.path,), *given)[array.path]
+        elif array.values is not None:
+            # As they are stored: images are files there.
+            given = np.repeat(ids, steps), positions.ravel()
+            rows = buffer.view.read_values((array.path,), *given)[array.path]
         else:
             rows = buffer.get_field(array.path, ids[:, None], positions)
         if isinstance(rows, Ragged):

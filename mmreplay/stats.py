@@ -347,7 +347,7 @@ def histograms(
     Returns:
         By field what `histogram` returns.
     """
-    schema, paths = buffer.schema, tuple(moments)
+    schema, paths = buffer.schema.drawn, tuple(moments)
     edges = {path: edges_of(moments[path], schema[path], bins) for path in paths}
     counts = {path: np.zeros(len(edges[path]) - 1, np.int64) for path in paths}
     table, counter = _episodes(buffer), _Counter(progress, len(buffer))
@@ -533,7 +533,7 @@ def _scan(
     read = paths if reward is None or reward in paths else (*paths, reward)
     for which, columns in _all_blocks(buffer, read, table, counter):
         for path in paths:
-            values = numbers_of(columns[path], buffer.schema[path])
+            values = numbers_of(columns[path], buffer.schema.drawn[path])
             moments[path] = moments[path].merge(moments_of(values))
         if reward is not None and len(which):
             some = slice(which[0], which[-1] + 1)
@@ -606,7 +606,7 @@ def _blocks(
         int64 ``[B]``, the episode of each step, and values ``[B, *shape]`` by path, or
         `Ragged`, as they are stored.
     """
-    fields = {path: buffer.schema[path] for path in paths}
+    fields = {path: buffer.schema.drawn[path] for path in paths}
     row_nbytes = max(1, sum(field.nbytes for field in fields.values()))
     rows = max(1, min(MAX_BLOCK_ROWS, BLOCK_NBYTES // row_nbytes))
     first, last = (int(begin[0]), int(end[-1])) if len(begin) else (0, 0)

@@ -250,6 +250,22 @@ def example_files(tmp_path_factory):
         file.seek(1000)
         file.write(b"\x7f")
     np.savez(folder / "theirs.npz", x=np.arange(9.0), reward=np.ones(9, np.float32))
+    cameras = {"top": mr.Field((48, 64, 3), "uint8"), "wrist": mr.Field((48, 64, 3), "uint8")}
+    schema = {
+        "observation": {"images": cameras, "state": mr.Field((7,), "float32")},
+        "action": mr.Field((7,), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    made = folder / "runs" / "camera"
+    with mr.ReplayBuffer.create(made, mr.Schema(schema), 200) as buffer:
+        for step in range(120):
+            frame = np.full((48, 64, 3), step, np.uint8)
+            observation = {"images": {"top": frame, "wrist": frame}, "state": np.zeros(7)}
+            buffer.add(observation=observation, action=np.zeros(7), terminated=step % 60 == 59)
+    casts = {f"observation/images/{name}": "jpeg" for name in cameras}
+    mr.load(made, folder / "runs" / "robot", cast=casts)
+    mr.load(made, folder / "runs" / "raw", rename={"observation/images": "observation"})
+    mr.export(made, folder / "my_set", format="lerobot", fps=30)
     return folder
 
 
@@ -289,7 +305,8 @@ SLOW_COMMANDS = ("record ALE", "plan ALE")
 
 
 def consoles():
-    for param in every("console", [ROOT / "docs" / "cli.md"]):
+    pages = [ROOT / "docs" / name for name in ("cli.md", "images.md", "robotics.md")]
+    for param in every("console", pages):
         slow = any(words in param.values[1] for words in SLOW_COMMANDS)
         yield pytest.param(*param.values, id=param.id, marks=[pytest.mark.slow] if slow else [])
 
@@ -305,7 +322,7 @@ def test_a_block_of_commands_runs_alone(page, block, example_files, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     for session in re.split(r"^\$ ", block, flags=re.M)[1:]:
         line, _, shown = session.partition("\n")
-        for made in re.findall(r"(?:record \S+|cp -r \S+) (\S+?);?(?= |$)", line):
+        for made in re.findall(r"(?:record \S+|cp -r \S+|convert my_set) (\S+?);?(?= |$)", line):
             shutil.rmtree(tmp_path / made)
         ends = re.search(r"^\(exit code (\d)\)$", shown, re.M)
         expected = int(ends[1]) if ends else 0

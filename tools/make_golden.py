@@ -2,10 +2,11 @@
 
     python -m tools.make_golden VERSION [folder]
 
-writes those of version `v1` or `v1_1`, with values that vary, into a folder of
-`tests/golden` (or the given one) anew. Uuid, times, boot id, device and inode are
-fixed; LOCK, which only informs, is left out. Goldens of a released version are never
-made again: a change of format takes a new folder beside them.
+writes those of version `v1`, `v1_1`, with values that vary, or `v1_1_images`, with
+images among them, into a folder of `tests/golden` (or the given one) anew. Uuid, times,
+boot id, device and inode are fixed; LOCK, which only informs, is left out. Goldens of
+a released version are never made again: a change of format takes a new folder beside
+them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import struct
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 import mmreplay as mr
 from mmreplay.disk.files import File
 from mmreplay.nesting import unflatten
+from mmreplay.schema.images import ImageEncoding
 from mmreplay.storage.zarr.engine import ZarrStore
 
 TARGET = Path(__file__).parent.parent / "tests" / "golden"
@@ -44,6 +48,13 @@ ALL_DTYPES = {
         *("uint64", "float16", "float32", "float64", "bfloat16"),
     )
 }
+JPEG_SHAPE = (8, 8, 1)
+# Of one gray block, and without Huffman tables, as cameras send in MJPEG.
+JPEG = bytes.fromhex(
+    "ffd8ffdb004300100b0c0e0c0a100e0d0e1211101318281a181616183123251d283a333d3c3933383740485c4e4044"
+    "57453738506d51575f626768673e4d71797064785c656763ffc0000b080008000801011100ffda0008010100003f00"
+    "c4ff008a5ffb17fe9ffecfff004d7fd6edfcbafe15ffd9"
+)
 ENDS = {"terminated": mr.Field((), "bool"), "truncated": mr.Field((), "bool")}
 
 
@@ -66,6 +77,8 @@ def fixed(number: int) -> Iterator[None]:
 
 def value(field: mr.Field, number: int) -> NDArray[np.generic]:
     """The value of a field in the step that bears a number; NaN and -0.0 included."""
+    if field.encoding is not None:
+        return np.frombuffer(file(field.encoding, number), np.uint8)
     if field.max_length is not None:
         # A third of them is empty, and some are as long as they may be.
         length = min(field.max_length, max(0, number * 7919 % 61 - 20))
@@ -85,6 +98,28 @@ def value(field: mr.Field, number: int) -> NDArray[np.generic]:
     else:
         column = wide.astype(field.numpy)
     return column.reshape(field.shape)
+
+
+def file(encoding: ImageEncoding, number: int) -> bytes:
+    """The file of a step's image, which no library made: its bytes stay the same."""
+    if encoding.codec == "jpeg":
+        # One picture, and a comment that says of which step it is.
+        comment = str(number).encode()
+        nbytes = (len(comment) + 2).to_bytes(2, "big")
+        return JPEG[:2] + b"\xff\xfe" + nbytes + comment + JPEG[2:]
+    height, width, channels = encoding.shape
+    pixels = np.arange(height * width * channels) * 7 + number
+    rows = pixels.astype(np.uint8).reshape(height, -1)
+    data = b"".join(b"\0" + row.tobytes() for row in rows)
+    # A stored block of RFC 1951 in the frame of RFC 1950.
+    block = b"\1" + struct.pack("<HH", len(data), len(data) ^ 0xFFFF) + data
+    packed = b"\x78\1" + block + struct.pack(">I", zlib.adler32(data))
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", packed), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
 
 
 def step(
@@ -363,16 +398,93 @@ def prompts(folder: Path) -> mr.ReplayBuffer:
     return buffer
 
 
-MAKERS = {"v1": (env_major, time_major, large, shards, packed), "v1_1": (texts, frames, prompts)}
+def cameras(folder: Path) -> mr.ReplayBuffer:
+    """Two environments out of step whose heaps of images wrap, final rows; killed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation/top": mr.Field.image((4, 5, 3), "png", max_bytes=300),
+            "number": mr.Field((), "int64"),
+            "wrist": mr.Field.image(JPEG_SHAPE, "jpeg", 75, "444", max_bytes=300),
+            **ENDS,
+        }
+    )
+    return _filmed(
+        mr.ReplayBuffer.create(
+            folder, schema, 48, 2, heap_bytes=12288, autoreset="same_step", commit_every=None
+        )
+    )
+
+
+def films(folder: Path) -> mr.ReplayBuffer:
+    """The same, of gray PNG, in shards and heaps that wrap; killed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation/top": mr.Field.image((3, 7, 1), "png", max_bytes=96),
+            "number": mr.Field((), "int64"),
+            "wrist": mr.Field.image(JPEG_SHAPE, "jpeg", 100, "420", max_bytes=128),
+            **ENDS,
+        }
+    )
+    return _filmed(
+        mr.ReplayBuffer.create(
+            folder,
+            schema,
+            20,
+            2,
+            engine="zarr",
+            codec="none",
+            heap_bytes=8192,
+            autoreset="same_step",
+            commit_every=None,
+        )
+    )
+
+
+def _filmed(buffer: mr.ReplayBuffer) -> mr.ReplayBuffer:
+    """Files of images, out of step, with final observations."""
+    top = buffer.schema["observation/top"]
+    for number in range(100):
+        ids = [0, 1] if number % 5 else [1]
+        ended = {
+            "terminated": [number % 9 == 8 and e == 0 for e in ids],
+            "truncated": [number % 17 == 16 for _ in ids],
+        }
+        numbers = [1000 * e + number for e in ids]
+        last = {"top": [value(top, 9000 + n) for n in numbers]}
+        buffer.add(step(buffer, numbers, ended), final_observation=last, env_ids=ids)
+        if isinstance(buffer._files.store, ZarrStore):
+            _seal(buffer)
+        # So often that none of the commits which the heap asks for sums other blocks.
+        if number % 7 == 0:
+            buffer.commit()
+    return buffer
+
+
+MAKERS = {
+    "v1": (env_major, time_major, large, shards, packed),
+    "v1_1": (texts, frames, prompts),
+    "v1_1_images": (cameras, films),
+}
+
+
+def stored(buffer: mr.ReplayBuffer, rows: mr.Batch, path: str) -> Any:
+    """A field of rows that `gather_all` returned; images are files."""
+    if buffer.schema[path].encoding is None:
+        return rows[path]
+    return buffer.view.read_values((path,), rows.env_ids, rows.positions)[path]
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What a reader in another boot finds in a buffer: every row, as hex or CRC32C."""
+    """What a reader in another boot finds in a buffer: every row, as hex or CRC32C.
+
+    Images are the files that they are, whatever decoders make of them.
+    """
     with mr.ReplayBuffer.open(folder) as buffer:
         found = buffer.gather_all()
         where = found.env_ids, found.positions
         rows: dict[str, Any] = {
-            path: [_text(row) for row in found[path]] for path in buffer.schema.paths
+            path: [_text(row) for row in stored(buffer, found, path)]
+            for path in buffer.schema.paths
         }
         return {
             "first": buffer.span.first.tolist(),

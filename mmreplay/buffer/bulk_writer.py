@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +38,7 @@ from mmreplay.buffer.statistics import write_statistics
 from mmreplay.checksums import crc32c
 from mmreplay.disk.files import KEEPS_PAGES, File, file_system
 from mmreplay.errors import FailedError, ReplayError, undone_by
-from mmreplay.format.metadata import Metadata
+from mmreplay.format.metadata import Metadata, heap_nbytes_for
 from mmreplay.process import Worker, thread_pool
 from mmreplay.ring import Ring, Run, Span, one_env, runs
 from mmreplay.schema import Schema
@@ -188,6 +188,30 @@ class BulkWriter:
         if self._values is None or self._sealing is not None:
             return np.empty(0, np.int64)
         return np.flatnonzero(self._values.heap_heads > self._metadata.heap_nbytes)
+
+    def fit_heap(self) -> int | None:
+        """Cut the heap to what the values take, and what as many more as fit the ring.
+
+        Call it before `finish`, where values were measured by the most that they may
+        take. Nothing is cut where shards hold the values, or the heaps of several
+        environments lie in one file: it is sparse, and the rest takes no space.
+
+        Returns:
+            Bytes of the heap now; None where it stays.
+        """
+        heap, metadata = self._new.store.heap, self._metadata
+        if self._values is None or heap is None or self._sealing is not None:
+            return None
+        if metadata.ring.num_envs > 1:
+            return None
+        stored = int(self._values.heap_heads[0])
+        rows, capacity = int(self._heads[0] - self._oldest[0]), metadata.ring.capacity
+        nbytes = heap_nbytes_for(metadata.schema, stored, -(-stored * capacity // max(1, rows)))
+        if nbytes >= metadata.heap_nbytes:
+            return metadata.heap_nbytes
+        self._metadata = replace(metadata, heap_nbytes=nbytes)
+        self._new.shrink_heap(self._metadata)
+        return nbytes
 
     def finish(self) -> None:
         """Make the rows durable; all of them were given.

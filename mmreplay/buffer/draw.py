@@ -82,11 +82,13 @@ class BatchTransform(Protocol):
         after: Rows after it, up to the episode's end; the row of the next observation
             is one of them.
         derived: Next observations are read from the row after a step.
+        as_stored: Paths of fields that batches hold as they are stored.
     """
 
     before: int
     after: int
     derived: bool
+    as_stored: frozenset[str]
 
     @property
     def names(self) -> tuple[str, ...] | None:

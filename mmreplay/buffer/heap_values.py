@@ -121,7 +121,10 @@ class ValueWriter:
         self._reference_bytes = [bytearray(EMPTY) for _ in self._fields]
         self._references = [np.frombuffer(b, REFERENCE) for b in self._reference_bytes]
         fields = [plain.arguments for plain in self._plain]
-        self._mapped = list(zip(fields, self._references, self._reference_bytes, strict=True))
+        looks = [plain.look for plain in self._plain]
+        self._mapped = list(
+            zip(fields, looks, self._references, self._reference_bytes, strict=True)
+        )
         # Heap heads at which the committer is woken next.
         self._wake_at = np.zeros(store.ring.num_envs, np.int64)
 
@@ -287,9 +290,9 @@ class ValueWriter:
         if window is None or head > MAX_HEAD:
             return None
         mapping, near, far = window
-        for plain, reference, into in self._mapped:
+        for plain, look, reference, into in self._mapped:
             path, array, dtype, inner, maximum, kind = plain
-            if path not in stored:
+            if path not in stored or (look is not None and not look(stored[path])):
                 return None
             head = _rows.store_value(
                 stored[path],
@@ -600,16 +603,22 @@ class ValueWriter:
 
 
 class PlainValue:
-    """Takes the value of one field of one step where it needs no conversion."""
+    """Takes the value of one field of one step where it needs no conversion.
+
+    Attributes:
+        look: Says whether a value is the file of an image; None of other fields.
+    """
 
     def __init__(self, path: str, field: Field) -> None:
         """Take values of a field that varies."""
         assert field.max_length is not None
         self._path, self._names = path, path.split(SEPARATOR)
         self._maximum, self._kind = field.max_length, field.kind
-        # Arrays of text are looked at, and so are those of floats with 16 bits that
+        # Arrays of text are looked at, and so are images, and floats with 16 bits that
         # numpy does not know.
-        self._is_array = field.kind != "text" and field.dtype != "bfloat16"
+        self._is_array = field.kind in ("array", "bytes") and field.dtype != "bfloat16"
+        encoding = field.encoding
+        self.look = None if encoding is None else encoding.is_file
         self._dtype, self._inner = field.numpy, field.inner
         self._ndim = 1 + len(field.inner)
 
@@ -617,13 +626,14 @@ class PlainValue:
     def arguments(self) -> tuple[Any, ...]:
         """Path, and what `store_value` takes of the field."""
         known = self._kind == "text" or self._is_array
+        kind = "b" if self.look is not None else self._kind[0]
         return (
             self._path,
             np.ndarray,
             self._dtype,
             self._inner,
             self._maximum,
-            ord(self._kind[0]) if known else 0,
+            ord(kind) if known or self.look is not None else 0,
         )
 
     def take(self, data: dict[str, Any], reference: References) -> tuple[int, memoryview] | None:
@@ -664,7 +674,9 @@ class PlainValue:
             except UnicodeEncodeError:
                 return None
             length = len(content)
-        elif kind is bytes and self._kind == "bytes":
+        elif kind is bytes and (
+            self._kind == "bytes" or (self.look is not None and self.look(value))
+        ):
             content = memoryview(value)
             length = len(content)
         else:

@@ -26,7 +26,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import recovery
 from mmreplay.storage.engines import STORES
-from mmreplay.storage.layout import SUMS
+from mmreplay.storage.layout import HEAP, SUMS
 from mmreplay.storage.store import CheckedStore, DiskStore
 
 Ids = NDArray[np.int64]
@@ -137,6 +137,17 @@ class NewGeneration:
         # heads, which a power cut must not have taken.
         recovery.create(self.folder, self.metadata, heads, tails, heap_heads, heap_tails)
         files.sync_folder(self.folder)
+
+    def shrink_heap(self, metadata: Metadata) -> None:
+        """Make the heap's file smaller, before `finish`: no value lies behind its end.
+
+        Args:
+            metadata: With the new size.
+        """
+        self.metadata, self.encoded = metadata, metadata_file.encode(metadata)
+        for file in self.store.files:
+            if file.path.name == HEAP:
+                file.resize(metadata.heap_nbytes * metadata.ring.num_envs)
 
     def publish(self) -> None:
         """Write metadata.json, which makes the folder a buffer, and unmark it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from mmreplay.buffer.draw import (
 )
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.read_plan import Fields, Ids, ReadPlan
-from mmreplay.buffer.value_reader import ValueReader
+from mmreplay.buffer.value_reader import ValueReader, decoded
 from mmreplay.disk.files import File
 from mmreplay.episodes import (
     CUT,
@@ -115,6 +115,7 @@ class GenerationReader(StartView):
         "_afters",
         "_agent_ends",
         "_apart",
+        "_as_stored",
         "_before",
         "_bfloat16",
         "_bits",
@@ -125,6 +126,7 @@ class GenerationReader(StartView):
         "_foreign_commit",
         "_index",
         "_indexed",
+        "_later",
         "_layouts",
         "_legal_table",
         "_num_records",
@@ -210,6 +212,12 @@ class GenerationReader(StartView):
         """Find out which fields lie together, and which are read from flags."""
         store, schema = files.store, files.metadata.schema
         self._served = {path: SERVED[role] for path, role in served_ends(schema).items()}
+        transform, self._as_stored = self._transform, frozenset[str]()
+        if transform is not None:
+            self._as_stored = transform.as_stored
+        # Images are decoded when a batch is complete; functions get them decoded.
+        has_images = bool(schema.varying) and schema.drawn is not schema
+        self._later = has_images and (transform is None or transform.names is not None)
         # Ends per agent are stored as fields; cuts are in the flags only.
         agents = schema.num_agents is not None
         self._agent_ends = {
@@ -838,6 +846,12 @@ class GenerationReader(StartView):
         Returns:
             Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
         """
+        fields = self._copy_draw(draw, contiguous)
+        # Images that are left, once the other steps of windows are out.
+        return decoded(fields) if self._later else fields
+
+    def _copy_draw(self, draw: Draw, contiguous: bool) -> Fields:
+        """The same, in which images may still have to be decoded."""
         windows, transform = draw.windows, self._transform
         if windows is None:
             if transform is None:
@@ -854,7 +868,7 @@ class GenerationReader(StartView):
         if transform is None:
             fields = self.copy_steps(env_ids, positions, contiguous)
             if self._values is not None:
-                fields = self._values.with_values(fields, env_ids, positions)
+                fields = self._values.with_values(fields, env_ids, positions, later=self._later)
         else:
             fields = transform.gather(self, env_ids, positions, draw.key, shape[1])
         fields = {path: a.reshape(*shape, *a.shape[1:]) for path, a in fields.items()}
@@ -1053,19 +1067,31 @@ class GenerationReader(StartView):
         # References of two fields look alike: each becomes its value while it is known
         # which field it is of.
         return found._replace(
-            fields=self._values.with_values(found.fields, env_ids, positions),
+            fields=self._values.with_values(
+                found.fields, env_ids, positions, as_stored=self._as_stored, later=self._later
+            ),
             columns={
-                where: self._values.with_values(columns, env_ids, positions)
+                where: self._values.with_values(
+                    columns, env_ids, positions, as_stored=self._as_stored
+                )
                 for where, columns in found.columns.items()
             },
         )
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
+        return self._read_values(paths, env_ids, positions, self._as_stored)
+
+    def _read_values(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, as_stored: Collection[str] = ()
+    ) -> Fields:
+        """The same; see `ValueReader.with_values` for what stays as it is stored."""
         fields = self._read_stored(paths, env_ids, positions)
         if self._values is None:
             return fields
-        return self._values.with_values(fields, env_ids, positions, by_row=True)
+        return self._values.with_values(
+            fields, env_ids, positions, by_row=True, as_stored=as_stored
+        )
 
     def _read_stored(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """The same, with references of fields that vary."""
@@ -1183,14 +1209,14 @@ class GenerationReader(StartView):
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
     ) -> tuple[Fields, NDArray[np.bool_]]:
         """Copy rows, and say which are whole; see `StartView.read_rows`."""
-        stored = {path: self._schema[path] for path in paths}
-        columns = self.read(paths, env_ids, positions)
+        drawn = {path: self._schema[path].drawn for path in paths}
+        columns = self._read_values(paths, env_ids, positions)
         whole = self.intact(env_ids, positions)
         fields = {
             path: columns[path]
             if field.varies
             else np.ascontiguousarray(columns[path]).reshape(len(positions), *field.shape)
-            for path, field in stored.items()
+            for path, field in drawn.items()
         }
         return fields, whole
 
@@ -1242,10 +1268,10 @@ class GenerationReader(StartView):
         self, paths: tuple[str, ...], env_ids: ArrayLike, positions: ArrayLike
     ) -> Fields:
         """Some fields of given rows; see `ReplayBuffer.get_fields`."""
-        fields = [self._schema[path] for path in paths]
+        fields = [self._schema[path].drawn for path in paths]
         before = self.limits_before
         ids, pos = self._check_rows(env_ids, positions)
-        columns = self.read(paths, ids.ravel(), pos.ravel())
+        columns = self._read_values(paths, ids.ravel(), pos.ravel())
         self._check_not_overwritten(ids.ravel(), pos.ravel(), before)
         return {
             path: columns[path].reshape(*ids.shape)

@@ -16,7 +16,7 @@ from mmreplay.nesting import flatten, meant
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
-from mmreplay.schema.varying import ValueList, convert_varying, leading_axes, list_plain
+from mmreplay.schema.varying import ValueList, list_plain
 from mmreplay.storage.layout import packer, record_layout
 
 Columns = dict[str, Any]
@@ -238,7 +238,7 @@ class StepValidator:
         for path in self._varying:
             field = self._schema.fields[path]
             lead: tuple[int, ...] = (count,)
-            if single and not leading_axes(field, data[path]):
+            if single and not field.rules.leading(field, data[path]):
                 lead = ()
             columns[path] = self._ragged(path, data[path], lead).reshape(count)
         return columns
@@ -353,7 +353,7 @@ class StepValidator:
         plain = list_plain(field, value, count) if single or count > 1 else None
         if plain is not None:
             return plain.joined(field) if joined else plain
-        lead = leading_axes(field, value)
+        lead = field.rules.leading(field, value)
         steps = len(value) if hasattr(value, "__len__") else -1
         # Lists without an item are values where the buffer has one environment.
         lists = isinstance(value, list | tuple) and (lead == 0 or not single)
@@ -401,7 +401,7 @@ class StepValidator:
             field = self._schema[path]
             name = f"final_observation/{path}"
             if field.varies:
-                given_axes = leading_axes(field, value)
+                given_axes = field.rules.leading(field, value)
                 alone = self._num_envs == 1 and given_axes == len(lead) - 1
                 values = field.rules.convert(field, value, name, lead[:-1] if alone else lead)
                 finals[path] = values.reshape(*lead)
@@ -480,7 +480,7 @@ class StepValidator:
             field = self._schema[path]
             empty = np.empty((0, *field.inner), field.numpy)
             every = [values.get(index, empty) for index in np.ndindex(lead)]
-            flat = convert_varying(field, every, path, (len(every),))
+            flat = field.rules.convert(field, every, path, (len(every),))
             finals[path] = flat.reshape(*lead)
         return finals
 

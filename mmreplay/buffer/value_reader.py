@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.read_plan import Fields, Ids
 from mmreplay.errors import OR_REPAIR, CorruptError, FailedError, StaleError
-from mmreplay.format.heap import checksums, legal, nbytes_of
+from mmreplay.format.heap import References, checksums, legal, nbytes_of
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema.field import REFERENCE
@@ -28,6 +29,99 @@ class Overwritten(Protocol):
 
     def __call__(self, env_ids: Ids, positions: Ids, *, alone: bool) -> NDArray[np.bool_]:
         """Return bool ``[N]``."""
+
+
+def _first_of_equal(references: References, env_ids: Ids) -> Ids:
+    """Of each value the first that lies at the same place in the heap."""
+    # An empty value lies where another begins.
+    keys = references["position"], references["length"], env_ids
+    order = np.lexsort(keys)
+    begins = np.ones(len(order), bool)
+    begins[1:] = np.logical_or.reduce([np.diff(key[order]) != 0 for key in keys])
+    # The sort is stable: the first of equal ones is the lowest.
+    first = np.empty_like(order)
+    first[order] = order[begins][np.cumsum(begins) - 1]
+    return first
+
+
+class UndecodedImages:
+    """Images ``[N, ..., height, width, channels]`` of which a batch may need only some.
+
+    Like an array they have a shape, and take what chooses among the leading axes; what
+    else is asked for decodes them.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(
+        self,
+        read: Callable[[References, Ids, Ids], Any],
+        references: References,
+        env_ids: Ids,
+        positions: Ids,
+        inner: tuple[int, ...],
+        numbers: Ids | None = None,
+    ) -> None:
+        """Refer to images.
+
+        Args:
+            read: Reads those of references of rows.
+            references: ``[N, ...]``.
+            env_ids: int64 ``[N]``, of the rows.
+            positions: int64 ``[N]``.
+            inner: Shape of an image.
+            numbers: Which of the references, in the shape of the leading axes.
+        """
+        self._read, self._references, self._inner = read, references, inner
+        self._env_ids, self._positions = env_ids, positions
+        if numbers is None:
+            numbers = np.arange(references.size).reshape(references.shape)
+        self._numbers = numbers
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return (*self._numbers.shape, *self._inner)
+
+    @property
+    def ndim(self) -> int:
+        """As of an array."""
+        return self._numbers.ndim + len(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def _with(self, numbers: Ids) -> UndecodedImages:
+        rows = self._references, self._env_ids, self._positions
+        return UndecodedImages(self._read, *rows, self._inner, numbers)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple) and len(key) > self._numbers.ndim:
+            return np.asarray(self)[key]
+        return self._with(np.asarray(self._numbers[key]))
+
+    def reshape(self, *shape: int) -> Any:
+        """As of an array."""
+        leading = shape[: len(shape) - len(self._inner)]
+        if shape[len(leading) :] != self._inner:
+            return np.asarray(self).reshape(*shape)
+        return self._with(self._numbers.reshape(leading))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        flat = self._numbers.reshape(-1)
+        rows = flat // max(1, self._references.size // max(1, len(self._env_ids)))
+        references = self._references.reshape(-1)[flat]
+        images: NDArray[Any] = self._read(references, self._env_ids[rows], self._positions[rows])
+        images = images.reshape(self.shape)
+        return images if dtype is None else images.astype(dtype, copy=False)
+
+
+def decoded(fields: Fields) -> Fields:
+    """The same, whose images are arrays."""
+    return {
+        name: np.asarray(column) if isinstance(column, UndecodedImages) else column
+        for name, column in fields.items()
+    }
 
 
 class ValueReader:
@@ -66,8 +160,10 @@ class ValueReader:
         *,
         copied: bool = False,
         by_row: bool = False,
+        as_stored: Collection[str] = (),
+        later: bool = False,
     ) -> Fields:
-        """Replace references by the values that they name.
+        """Replace references by the values that they name, as draws hold them.
 
         Args:
             fields: Per path ``[N, ...]``; of fields that vary references, or `Ragged`,
@@ -76,54 +172,98 @@ class ValueReader:
             positions: int64 ``[N]``, the steps.
             by_row: Each row counts by itself; see `_refuse_damaged`.
             copied: The rows go to other files, each by itself, where values get new
-                checksums: they are compared with those that they have here.
+                checksums: they are compared with those that they have here, and stay
+                as they are stored.
+            as_stored: Fields whose values stay as they are stored, too.
+            later: Images become `UndecodedImages`, which `decoded` makes arrays of.
 
         Returns:
-            The same, with `Ragged` of references ``[N, ...]``.
+            The same, with `Ragged` of references ``[N, ...]``, or what draws hold.
 
         Raises:
             CorruptError: A reference of a row that is still there is illegal or, where
                 that is looked at, a value differs from its checksum.
         """
-        # Of a record no older than the draw, whose rows end below these heads, and no
-        # newer than the recheck, which drops the rows below its tails.
-        heap_heads, heap_tails = heap_bounds(self._commit)
-        check, alone = copied or self._checks, copied or by_row
-        store, buffer, count = self._store, self._buffers.empty_bytes, len(env_ids)
         result = dict(fields)
         for name, column in fields.items():
             if column.dtype != REFERENCE:
                 continue
-            path, ahead, field = self._named[name]
-            references = column if column.ndim == 1 else column.reshape(-1)
-            each = len(references) // count if count else 1
-            ids = env_ids if each == 1 else np.repeat(env_ids, each)
-            references, data, offsets, illegal = store.take_values(
-                path, references, ids, heap_tails, heap_heads, buffer
+            path, _, field = self._named[name]
+            drawn = field.drawn is not field and not copied and path not in as_stored
+            read = partial(
+                self._values_of, name, copied=copied, alone=copied or by_row, drawn=drawn
             )
-            if illegal is not None:
-                steps = illegal.reshape(count, -1).any(axis=1)
-                self._refuse_damaged(path, env_ids[steps], positions[steps], ahead, alone=alone)
-            if check:
-                nbytes = nbytes_of(references, field)
-                sums = checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
-                differs = sums != references["crc"]
-                if differs.any():
-                    steps = differs.reshape(count, -1).any(axis=1)
-                    self._refuse_damaged(
-                        path,
-                        env_ids[steps],
-                        positions[steps],
-                        ahead,
-                        "its value differs from its checksum",
-                        alone=alone,
-                    )
-            values = data.view(field.numpy)
-            if field.inner:
-                values = values.reshape(-1, *field.inner)
-            taken = Ragged(values, offsets)
-            result[name] = taken if column.ndim == 1 else taken.reshape(*column.shape)
+            if drawn and later:
+                result[name] = UndecodedImages(read, column, env_ids, positions, field.drawn.shape)
+            else:
+                result[name] = read(column, env_ids, positions)
         return result
+
+    def _values_of(
+        self,
+        name: str,
+        column: References,
+        env_ids: Ids,
+        positions: Ids,
+        *,
+        copied: bool,
+        alone: bool,
+        drawn: bool,
+    ) -> Any:
+        """The values that a column of references ``[N, ...]`` names, of N rows.
+
+        Args:
+            name: Of the column in a batch.
+            column: The references.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+            copied: See `with_values`.
+            alone: See `_refuse_damaged`.
+            drawn: As draws hold them, and not as they are stored.
+
+        Returns:
+            `Ragged` of shape ``[N, ...]``, or what draws hold.
+        """
+        # Of a record no older than the draw, whose rows end below these heads, and no
+        # newer than the recheck, which drops the rows below its tails.
+        heap_heads, heap_tails = heap_bounds(self._commit)
+        path, ahead, field = self._named[name]
+        count = len(env_ids)
+        references = column if column.ndim == 1 else column.reshape(-1)
+        each = len(references) // count if count else 1
+        ids = env_ids if each == 1 else np.repeat(env_ids, each)
+        references, data, offsets, illegal = self._store.take_values(
+            path, references, ids, heap_tails, heap_heads, self._buffers.empty_bytes
+        )
+        if illegal is not None:
+            steps = illegal.reshape(count, -1).any(axis=1)
+            self._refuse_damaged(path, env_ids[steps], positions[steps], ahead, alone=alone)
+        if copied or self._checks:
+            nbytes = nbytes_of(references, field)
+            sums = checksums(data, np.cumsum(nbytes) - nbytes, nbytes)
+            differs = sums != references["crc"]
+            if differs.any():
+                steps = differs.reshape(count, -1).any(axis=1)
+                self._refuse_damaged(
+                    path,
+                    env_ids[steps],
+                    positions[steps],
+                    ahead,
+                    "its value differs from its checksum",
+                    alone=alone,
+                )
+        values = data.view(field.numpy)
+        if field.inner:
+            values = values.reshape(-1, *field.inner)
+        taken = Ragged(values, offsets)
+        if drawn:
+            array, damage = field.rules.decode(field, taken, _first_of_equal(references, ids))
+            for number, what in damage.items():
+                step = slice(number // each, number // each + 1)
+                what = f"it is no {field.description} ({what})"
+                self._refuse_damaged(path, env_ids[step], positions[step], ahead, what, alone=alone)
+            return array.reshape(*column.shape, *array.shape[1:])
+        return taken if column.ndim == 1 else taken.reshape(*column.shape)
 
     def refuse_overlaps(self, fields: Fields, env_ids: Ids, positions: Ids) -> None:
         """Refuse references of rows in order whose values do not rise without overlap.

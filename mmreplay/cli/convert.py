@@ -197,7 +197,8 @@ Cast = Annotated[
         "--cast",
         metavar="A=DTYPE",
         show_default=False,
-        help="Convert field A to a dtype, such as float32; repeat it.",
+        help="Convert field A to a dtype, such as float32, or images to jpeg:90:420, png or "
+        "uint8; repeat it.",
     ),
 ]
 JoinedEnvs = Annotated[
@@ -490,6 +491,7 @@ def convert(
                     overwrite=overwrite,
                     strict=strict,
                     progress=lambda done, _: meter.update(done, done - meter.done),
+                    uncompressed=writes.name == registry.BUFFER and writing.get("engine") != "zarr",
                 )
             if saved is not None and save_selection is not None:
                 write_selection(save_selection, saved)

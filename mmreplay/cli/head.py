@@ -72,7 +72,7 @@ def read(buffer: ReplayBuffer, env: int, count: int, newest: bool) -> list[dict[
         mark = "start" if position in starts else "" if inside else "final row"
         row: dict[str, Any] = {"position": position, "mark": mark}
         for path, column in columns.items():
-            field = buffer.schema[path]
+            field = buffer.schema[path].drawn
             row[path] = field.rules.summary(field, column[index])
         found.append(row)
     return found

@@ -99,13 +99,8 @@ def plan(
         )
     layout = known_layout if envs == known_envs else None
     heap = heap_bytes
-    if schema.varying and heap is None and length is None:
-        if not known_heap:
-            raise usage_error(
-                f"--length is missing, as field {schema.varying[0]!r} varies. Give the "
-                "items of an average value, or --heap-bytes"
-            )
-        heap = known_heap
+    if heap is None and length is None:
+        heap = _heap_of(schema, known_heap)
     lengths = None if length is None else parse_lengths(length)
     planned = plan_buffer(schema, rows, envs, layout, heap_bytes=heap, lengths=lengths)
     free = free_nbytes(at)
@@ -116,7 +111,22 @@ def plan(
         compressed = {estimated.codec: asdict(estimated) for estimated in packed}
         show.print_json({**facts, "fits": planned.nbytes <= free, "compressed": compressed})
     else:
-        _print(planned, free, packed)
+        _print(planned, free, packed, schema)
+
+
+def _heap_of(schema: Schema, known: int) -> int | None:
+    """The heap of the source; None where nothing varies, or images say their own.
+
+    Raises:
+        UsageError: Neither is so.
+    """
+    unknown = [path for path in schema.varying if schema[path].encoding is None]
+    if unknown and not known:
+        raise usage_error(
+            f"--length is missing, as field {unknown[0]!r} varies. Give the items of an average "
+            "value, or --heap-bytes"
+        )
+    return known or None
 
 
 def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:
@@ -237,6 +247,7 @@ def parse_field(text: str) -> tuple[str, Field]:
     Where the first axis varies it is ``0-4096``, up to the longest.
     """
     from mmreplay.schema import Field
+    from mmreplay.schema.images import CODECS
 
     name, _, rest = text.partition(":")
     dtype, shaped, shape = rest.partition(":")
@@ -248,6 +259,8 @@ def parse_field(text: str) -> tuple[str, Field]:
             f"{text!r}"
         )
     try:
+        if dtype in CODECS:
+            return name, Field.image(sizes, dtype)
         if dtype in ("text", "bytes") and len(sizes) == 1 and longest is None:
             make = Field.text if dtype == "text" else Field.bytes
             return name, make(sizes[0])
@@ -264,7 +277,7 @@ def parse_field(text: str) -> tuple[str, Field]:
         raise usage_error(f"--field {text!r}: {error}") from error
 
 
-def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
+def _print(plan_: Plan, free: int, packed: list[Estimate], schema: Schema) -> None:
     size, count = show.format_size, show.count
     ring = plan_.ring
     rows = [[f.path, f.kind, f.file, count(f.row_nbytes), size(f.nbytes)] for f in plan_.fields]
@@ -307,6 +320,7 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
             ),
             ("free disk", f"{size(free)}: {comparison}"),
             *[(f"as {each.codec}", _estimate_text(each)) for each in packed],
+            *_image_facts(schema, packed),
             (
                 "RAM, warm",
                 f"{size(plan_.pages_nbytes)} of page cache for draws that "
@@ -324,6 +338,34 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
             ),
         ],
     )
+
+
+def _image_facts(schema: Schema, packed: list[Estimate]) -> list[tuple[str, str]]:
+    """How long images take here, and whether shards of arrays would be smaller."""
+    facts = []
+    for path, field in schema.fields.items():
+        if (encoding := field.encoding) is None:
+            continue
+        encode_ms, decode_ms = encoding.milliseconds()
+        facts.append(
+            (
+                "images",
+                f"{path}: {encode_ms:.2g} ms to encode and {decode_ms:.2g} ms to decode one here, "
+                "of noise, in one thread",
+            )
+        )
+        smaller = [each for each in packed if each.images.get(path, 1.0) < 1]
+        best = min(smaller, key=lambda one: one.images[path], default=None)
+        if best is not None:
+            facts.append(
+                (
+                    "as arrays",
+                    f"{path}: engine='zarr' with {best.codec} would take "
+                    f"{best.images[path]:.2g} of the bytes of these files: convert with --cast "
+                    f"{path}=uint8 --engine zarr",
+                )
+            )
+    return facts
 
 
 def _estimate_text(packed: Estimate) -> str:

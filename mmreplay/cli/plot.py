@@ -93,7 +93,7 @@ def plot(
         with show.waiting("counting") as progress:
             counted = histograms(buffer, moments, BINS, progress)
         panels_counts = [
-            Counts.of(buffer.schema[role[0]], role[0], moments[role[0]], *counted[role[0]])
+            Counts.of(buffer.schema.drawn[role[0]], role[0], moments[role[0]], *counted[role[0]])
             if role
             else None
             for role in roles

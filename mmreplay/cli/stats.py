@@ -22,7 +22,7 @@ def stats(path: BufferPath, json: Json = False) -> None:
     with ReplayBuffer.open(path) as buffer:
         with show.waiting("reading") as progress:
             moments, episodes = summarize(buffer, progress=progress)
-        fields = buffer.schema.fields
+        fields = buffer.schema.drawn.fields
         index = buffer.episodes
         counts = {
             "rows": int(buffer.span.lengths.sum()),

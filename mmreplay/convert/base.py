@@ -92,6 +92,14 @@ class Block:
         columns = {path: column[mask] for path, column in self.columns.items()}
         return Block(columns, self.env_ids[mask], self.positions[mask], self.flags[mask])
 
+    def arrays(self) -> Block:
+        """The same rows, with what is read when it is needed as arrays."""
+        lazy = [p for p, c in self.columns.items() if not isinstance(c, np.ndarray | Ragged)]
+        if not lazy:
+            return self
+        columns = {**self.columns, **{path: np.asarray(self.columns[path]) for path in lazy}}
+        return Block(columns, self.env_ids, self.positions, self.flags)
+
     def take(self, rows: NDArray[np.int64]) -> Block:
         """Rows by their numbers in the block, int64 ``[N]``."""
         columns = {path: column[rows] for path, column in self.columns.items()}
@@ -140,6 +148,28 @@ class Reader(Protocol):
         for block in self.blocks():
             lengths = {path: block.values(path).lengths for path in varying}
             yield Block(lengths, block.env_ids, block.positions, block.flags)
+
+    def as_files(self, path: str, codec: str) -> bool:
+        """Ask for the images of a field as the files that they are in the source.
+
+        Called before the first block. The field becomes one of images, whose values are
+        not decoded.
+
+        Args:
+            path: Of the field.
+            codec: ``"jpeg"`` or ``"png"``.
+
+        Returns:
+            Whether the source has such files; if not, nothing changes.
+        """
+        return False
+
+    def at_most(self) -> Iterator[Block] | None:
+        """The same with upper bounds of lengths, where values are still to be made.
+
+        None where `measures` knows the lengths without that.
+        """
+        return None
 
     def narrow(self, span: Span) -> None:
         """Allow the reader to skip rows outside of a span: they will be left out."""

@@ -21,7 +21,7 @@ from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.convert.episode_ends import check_env_ids
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.stored_priorities import PriorityWriter
-from mmreplay.convert.values import check_values
+from mmreplay.convert.values import ValueSizes, check_values
 from mmreplay.disk.files import NETWORK, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.episodes.boundaries import alone_problem, names, pair_problem
@@ -32,6 +32,7 @@ from mmreplay.format.metadata import (
     Engine,
     Metadata,
     planned_heap_nbytes,
+    planned_lengths,
     smallest_heap_nbytes,
 )
 from mmreplay.format.sharding import Codec
@@ -52,8 +53,24 @@ class BufferWriter(Writer):
     """
 
     def __init__(
-        self, target: Path, description: Description, metadata: Metadata, overwrite: bool
+        self,
+        target: Path,
+        description: Description,
+        metadata: Metadata,
+        overwrite: bool,
+        *,
+        bounded: bool = False,
     ) -> None:
+        """Make the staged folder.
+
+        Args:
+            target: Of the buffer.
+            description: Of the rows.
+            metadata: Of the buffer.
+            overwrite: Replace what is there.
+            bounded: The heap is as large as values may be: it is cut to what they are.
+        """
+        self._bounded = bounded
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
@@ -70,7 +87,7 @@ class BufferWriter(Writer):
                 f"the oldest {dropped:,} rows were left out: the capacity is "
                 f"{metadata.ring.capacity:,} rows per environment"
             )
-        if metadata.heap_nbytes:
+        if metadata.heap_nbytes and not bounded:
             self._fit_values(metadata.heap_nbytes)
         self._drops = bool((self._oldest > description.first).any())
         self._staging = Staging(target, overwrite=overwrite, folder=True)
@@ -295,6 +312,11 @@ class BufferWriter(Writer):
             )
         assert self._bulk is not None
         bulk = self._bulk
+        if self._bounded and (heap_nbytes := bulk.fit_heap()) is not None:
+            self.notes.note(
+                f"heap_bytes is {format_size(heap_nbytes)} per environment, by what was stored: "
+                "pass heap_bytes= (--heap-bytes) for another size"
+            )
         bulk.finish()
         if self._priorities is not None:
             # A closed column covers durable rows only, which these are by now.
@@ -378,9 +400,15 @@ def open_writer(
             )
         description = replace(description, priorities=priorities)
     metadata = _metadata(description, capacity, engine, ring_layout, codec, heap_bytes)
-    if metadata.heap_nbytes:
+    bounded = heap_bytes is None and bounds_of(description) is not None
+    if metadata.heap_nbytes and not bounded:
         disk_space.refuse_larger_heap(absolute(target), metadata)
-    return BufferWriter(absolute(target), description, metadata, overwrite)
+    return BufferWriter(absolute(target), description, metadata, overwrite, bounded=bounded)
+
+
+def bounds_of(description: Description) -> ValueSizes | None:
+    """Upper bounds of the values' sizes, where these are known when they are made."""
+    return None if description.values is None else description.values.at_most
 
 
 def planned(
@@ -399,6 +427,9 @@ def planned(
         return None
     rows = np.minimum(description.stop - description.first, metadata.ring.capacity)
     nbytes = int(rows.sum()) * description.schema.row_nbytes
+    if bounds_of(description) is not None:
+        # Images are smaller than their bounds: so much is planned for each.
+        return nbytes + round(sum(planned_lengths(description.schema).values()) * int(rows.sum()))
     if description.values is not None:
         in_heaps = np.minimum(description.values.heap_nbytes, metadata.heap_nbytes)
         nbytes += int(in_heaps.sum())
@@ -426,6 +457,8 @@ def _metadata(
             "for 'memmap'."
         )
     if heap_bytes is None and description.schema.varying:
+        if (bounds := bounds_of(description)) is not None:
+            description = replace(description, heap_nbytes=0, values=bounds)
         heap_bytes = _heap_nbytes(description, capacity)
     if layout is None and not (engine == "zarr" and description.schema.varying):
         # Shards of values that vary have a layout of their own.

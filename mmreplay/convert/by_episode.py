@@ -364,11 +364,11 @@ class MappedReader(ReaderOf):
             )
         return changed
 
-    def _returned(self, given: dict[str, Any], at: str) -> Mapping[str, Any]:
+    def _returned(self, columns: dict[str, Any], at: str) -> Mapping[str, Any]:
         """The columns that the function returns, with those that it adds."""
         fields = self._description.schema.fields
         try:
-            returned = self._function(given)
+            returned = self._function(columns)
         except Exception as error:
             raise SourceError(
                 f"{at} raised {type(error).__name__}: {error}. Call it with these columns to find "

@@ -34,7 +34,7 @@ def refuse_long(columns: dict[str, Ragged], fields: dict[str, Field]) -> None:
     """
     for path, values in columns.items():
         field = fields[path]
-        each = math.prod(field.inner) if field.kind == "array" else 1
+        each = math.prod(field.inner) if field.rules.form == "array" else 1
         longest = int(values.lengths.max(initial=0)) * each
         if longest > MAX_TEXT_NBYTES:
             raise _too_long(path, longest)
@@ -45,7 +45,7 @@ def encode(values: Ragged, field: Field) -> Any:
     if field.kind == "text":
         data = np.ascontiguousarray(values.values)
         return _strings(data, values.offsets)
-    if field.kind == "bytes":
+    if field.rules.form == "bytes":
         return pa.array([base64.b64encode(each.tobytes()) for each in values], pa.binary()).cast(
             pa.string()
         )
@@ -103,7 +103,7 @@ def legal_cell(field: Field) -> str:
     """A description of the cells of a field, for errors."""
     if field.kind == "text":
         return "text"
-    return "base64" if field.kind == "bytes" else f"JSON of {field.description}"
+    return "base64" if field.rules.form == "bytes" else f"JSON of {field.description}"
 
 
 def fits(cell: str, field: Field) -> bool:
@@ -123,7 +123,7 @@ def decode(cells: Any, field: Field) -> Ragged:
     """
     if field.kind == "text":
         return _text(cells)
-    if field.kind == "bytes":
+    if field.rules.form == "bytes":
         several = [base64.b64decode(each, validate=True) for each in cells.to_pylist()]
         offsets = np.cumsum([0, *map(len, several)], dtype=np.int64)
         return Ragged(np.frombuffer(b"".join(several), np.uint8), offsets)

@@ -98,7 +98,8 @@ def export(
             steps, that returns those that it changes. It declares columns that it adds
             by an attribute ``schema``, fields by path.
         cast: Dtype by path: integers that it does not hold are refused, floats are
-            rounded, and a note says how much.
+            rounded, and a note says how much. Images become files by ``"jpeg:90:420"``
+            or ``"png"``, and arrays by ``"uint8"``; see docs/images.md.
         rename: New path by path of a field or subtree, after casts.
         drop: Paths, or subtrees, to leave out at last: conditions may name them.
         priorities: Name of a sampler's stored column to write as well; see `load`.

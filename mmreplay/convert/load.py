@@ -111,7 +111,8 @@ def load(
         skip_reward: Of `frame_skip`.
         map: A function that changes episodes, as in `export`.
         cast: Dtype by path: integers that it does not hold are refused, floats are
-            rounded, and a note says how much.
+            rounded, and a note says how much. Images become files by ``"jpeg:90:420"``
+            or ``"png"``, and arrays by ``"uint8"``; see docs/images.md.
         rename: New path by path of a field or subtree, after casts.
         drop: Paths, or subtrees, to leave out at last: conditions may name them.
         priorities: Name of the column to store the source's priorities in, for a
@@ -177,7 +178,12 @@ def load(
         )
 
     return Conversion(sources, selection, changes, envs).run(
-        target_path, open_writer, overwrite=overwrite, strict=strict, progress=progress
+        target_path,
+        open_writer,
+        overwrite=overwrite,
+        strict=strict,
+        progress=progress,
+        uncompressed=engine != "zarr",
     )
 
 

@@ -13,16 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.base import Block, Reader, ReaderOf
+from mmreplay.convert.base import Block, Reader, ReaderOf, default_rows, read_ahead
 from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward
 from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, under
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_bits
+from mmreplay.schema.images import CODECS, QUALITY
 
 Numbers = NDArray[np.generic]
+ENCODED_NBYTES = 32 << 20
+"""Of rows whose images are encoded, in a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Changes:
     cast: Mapping[str, str] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether columns are cast, renamed and dropped, and nothing else."""
+        return self.frame_skip is None and self.map is None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -94,12 +103,12 @@ class ChangedReader(ReaderOf):
             raise SchemaError(
                 f"drop leaves no field of {', '.join(schema.paths[:20])}. Drop fewer."
             )
-        self._casts: dict[str, Cast] = {}
+        self._casts: dict[str, Cast | ImageCast] = {}
         for name, dtype in changes.cast.items():
             (path, *more) = paths_of(schema.paths, [name], own_names, "cast")
             if more:
                 raise SchemaError(f"cast: {shown(name)} is several fields. Cast each by its path.")
-            self._casts[path] = Cast(path, schema.fields[path], dtype)
+            self._casts[path] = cast_of(path, schema.fields[path], dtype)
         self._names = {path: path for path in self._paths}
         for name, new in changes.rename.items():
             for path in paths_of(schema.paths, [name], own_names, "rename"):
@@ -142,7 +151,14 @@ class ChangedReader(ReaderOf):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        for block in self._reader.blocks(rows_per_block):
+        if rows_per_block is None and self._encoded:
+            # More rows than of arrays that go to a file: each read has its price.
+            source = self._reader.describe()
+            wide = ENCODED_NBYTES // max(1, source.row_nbytes)
+            rows_per_block = max(default_rows(source), wide)
+        blocks = self._reader.blocks(rows_per_block)
+        # A thread decodes the next ones while these are encoded.
+        for block in read_ahead(self._decoded(blocks)) if self._encoded else blocks:
             columns = {}
             for path in self._paths:
                 column, cast = block.columns[path], self._casts.get(path)
@@ -151,17 +167,143 @@ class ChangedReader(ReaderOf):
                 columns[PRIORITY] = block.columns[PRIORITY]
             yield replace(block, columns=columns)
         for cast in self._casts.values():
-            if cast.error:
-                self.report.note(
-                    f"field {cast.path!r} was rounded to {cast.field.dtype}, by at most "
-                    f"{cast.error:.2g} of a value"
-                )
+            if (said := cast.said) is not None:
+                self.report.note(said)
+
+    def _decoded(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The same blocks, in which the frames that are cast are read."""
+        for block in blocks:
+            frames: dict[str, Any] = {path: block.columns[path] for path in self._encoded}
+            arrays: dict[str, Any] = {
+                path: column if isinstance(column, Ragged) else np.asarray(column)
+                for path, column in frames.items()
+            }
+            yield replace(block, columns={**block.columns, **arrays})
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
-        for block in self._reader.measures():
-            known = (path for path in self._paths if path in block.columns)
-            yield replace(block, columns={self._names[p]: block.columns[p] for p in known})
+        if self._encoded:
+            # Their lengths are known when they are encoded.
+            yield from Reader.measures(self)
+            return
+        yield from self._lengths(self._reader.measures())
+
+    def at_most(self) -> Iterator[Block] | None:
+        """See `Reader.at_most`."""
+        if not self._encoded:
+            return None
+        others = self._reader.describe().schema.varying
+        return self._lengths(self._reader.measures() if others else self._reader.marks())
+
+    @property
+    def _encoded(self) -> list[str]:
+        """Paths of the fields whose images are encoded here."""
+        return [path for path, cast in self._casts.items() if cast.encodes]
+
+    def _lengths(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Lengths of values by their new paths; of images the most that they may be."""
+        encoded = {p: self._casts[p].field.max_length for p in self._encoded}
+        for block in blocks:
+            columns: dict[str, Any] = {}
+            for path in self._paths:
+                if path in encoded:
+                    columns[self._names[path]] = np.full(len(block), encoded[path], np.int64)
+                elif path in block.columns and self._description.schema[self._names[path]].varies:
+                    columns[self._names[path]] = block.columns[path]
+            yield replace(block, columns=columns)
+
+
+def cast_of(path: str, field: Field, dtype: str) -> Cast | ImageCast:
+    """What casts a field to a dtype, or images to another form.
+
+    Args:
+        path: Of the field.
+        field: As it is.
+        dtype: Such as ``"float32"``; ``"jpeg"``, ``"jpeg:90"``, ``"jpeg:90:420"`` or
+            ``"png"`` encodes images, and ``"uint8"`` decodes them.
+
+    Raises:
+        SchemaError: The field cannot become that.
+    """
+    codec = dtype.partition(":")[0] if isinstance(dtype, str) else ""
+    if codec in CODECS or field.encoding is not None:
+        return ImageCast(path, field, dtype)
+    return Cast(path, field, dtype)
+
+
+class ImageCast:
+    """Images in another form: arrays are encoded, and files decoded.
+
+    Attributes:
+        path: Of the field.
+        field: As it becomes.
+    """
+
+    def __init__(self, path: str, field: Field, form: str) -> None:
+        """Check that the field has images, and that they can be stored so.
+
+        Raises:
+            SchemaError: One is not so.
+        """
+        arrays = field.drawn
+        self.path, self._from = path, field
+        if form == "uint8":
+            self.field = arrays
+            return
+        if field.encoding is not None and form == field.encoding.codec:
+            self.field = field
+            return
+        codec, *numbers = form.split(":") if isinstance(form, str) else [shown(form)]
+        legal = codec in CODECS and len(numbers) <= (2 if codec == "jpeg" else 0)
+        if not legal or not all(number.isdecimal() for number in numbers[:1]):
+            raise SchemaError(
+                f"cast: images of field {path!r} become uint8, png, or jpeg with quality and "
+                f"subsampling, such as jpeg:90:420, got {shown(form)}. Write one of these."
+            )
+        if arrays.varies or arrays.dtype != "uint8" or len(arrays.shape) != 3:
+            raise SchemaError(
+                f"cast: field {path!r} must be images uint8 [height, width, 1 or 3] to become "
+                f"{form}, got {arrays.description}. Cast other fields to a dtype."
+            )
+        if arrays.mutable:
+            raise SchemaError(
+                f"cast: field {path!r} is mutable, and images never change. Cast another field."
+            )
+        quality = int(numbers[0]) if numbers else QUALITY if codec == "jpeg" else None
+        subsampling = numbers[1] if len(numbers) > 1 else None
+        self.field = Field.image(arrays.shape, codec, quality, subsampling)  # type: ignore[arg-type]  # checked there
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the lengths of values are known when they are made."""
+        return self.field.varies and self.field != self._from
+
+    @property
+    def said(self) -> str | None:
+        """What the report says of it."""
+        if self.field.encoding is None:
+            return None
+        if self.field == self._from:
+            return f"images of field {self.path!r} stay the files that they are"
+        lossy = ", which changes them" if self.field.encoding.codec == "jpeg" else ""
+        return f"images of field {self.path!r} are stored as {self.field.encoding.options}{lossy}"
+
+    def __call__(self, column: Any) -> Any:
+        """Images ``[N, height, width, channels]``, or `Ragged` of their files.
+
+        Raises:
+            SourceError: A file is damaged.
+        """
+        if self.field == self._from:
+            return column
+        if self._from.encoding is not None:
+            column, damage = self._from.rules.decode(self._from, column, None)
+            for number, what in damage.items():
+                raise SourceError(
+                    f"cast: field {self.path!r}, image {number} of a block, is no "
+                    f"{self._from.description} ({what}). The source is damaged."
+                )
+        return self.field.rules.convert(self.field, column, self.path, (len(column),))
 
 
 class Cast:
@@ -172,6 +314,18 @@ class Cast:
         field: As it becomes.
         error: The largest relative error of a float so far.
     """
+
+    encodes = False
+
+    @property
+    def said(self) -> str | None:
+        """What the report says of it."""
+        if not self.error:
+            return None
+        return (
+            f"field {self.path!r} was rounded to {self.field.dtype}, by at most "
+            f"{self.error:.2g} of a value"
+        )
 
     def __init__(self, path: str, field: Field, dtype: str) -> None:
         """Check that the field can become one of the dtype.

@@ -1130,7 +1130,7 @@ class ParquetWriter(Writer):
             nbytes += lengths * field.inner_nbytes
             self._widest = max(self._widest, int(lengths.max(initial=0)) * field.inner_nbytes)
             limit = MAX_ROW_NBYTES
-            if field.kind == "array":
+            if field.rules.form == "array":
                 count = VALUE_NBYTES * int(np.prod(field.inner, dtype=object))
                 limit = parquet_checks.MAX_PAGES_NBYTES // count * field.inner_nbytes
             wide = np.flatnonzero(lengths * field.inner_nbytes > limit)
@@ -1442,7 +1442,7 @@ def varying_column_of(name: str, field: Field) -> Any:
 
 
 def _varying_type(field: Field) -> Any:
-    if field.kind != "array":
+    if field.rules.form != "array":
         return pa.string() if field.kind == "text" else pa.binary()
     kind = TYPES[field.dtype]
     for axis in reversed(field.inner):
@@ -1453,7 +1453,7 @@ def _varying_type(field: Field) -> Any:
 def fits_varying(kind: Any, field: Field) -> bool:
     """Return whether arrays of an Arrow type hold a field that varies."""
     kind = _stored_type(kind)
-    if field.kind != "array":
+    if field.rules.form != "array":
         return is_text(kind) if field.kind == "text" else is_bytes(kind)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return False

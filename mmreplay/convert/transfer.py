@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from mmreplay.arguments import format_size
 from mmreplay.buffer import opening
 from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -32,8 +34,19 @@ from mmreplay.convert.staging import STAGED
 from mmreplay.convert.values import ValueSizes
 from mmreplay.disk import files
 from mmreplay.disk.address import url_of
-from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError, called
+from mmreplay.errors import (
+    FormatError,
+    ReplayError,
+    SchemaError,
+    SourceError,
+    called,
+    frames_to_caller,
+    undone_by,
+)
+from mmreplay.nesting import under
 from mmreplay.ring import Span
+from mmreplay.schema import Field
+from mmreplay.schema.images import CODECS
 from mmreplay.strict_json import Json
 
 
@@ -44,6 +57,7 @@ def transfer(
     provenance: Json | None = None,
     strict: bool = False,
     progress: Progress | None = None,
+    lazy: bool = False,
 ) -> Report:
     """Write all rows of a reader; the target appears at the end, complete.
 
@@ -53,6 +67,7 @@ def transfer(
         provenance: What the user metadata say of where the rows come from, if anything.
         strict: Refuse guesses and losses.
         progress: Called after each block with (rows done, rows in all).
+        lazy: The target takes columns that are read when they are needed.
 
     Raises:
         SourceError: The source contradicts its description, or strict and doubtful.
@@ -66,7 +81,7 @@ def transfer(
         blocks = env_by_env(reader, description) if writer.env_by_env else reader.blocks()
         try:
             for block in blocks:
-                writer.write(block)
+                writer.write(block if lazy else block.arrays())
                 rows += len(block)
                 episodes += int(beginnings.look(block).sum())
                 if progress is not None:
@@ -134,7 +149,11 @@ def describe(reader: Reader, provenance: Json | None = None) -> Description:
         description = replace(description, user={**description.user, PROVENANCE: provenance})
     if not description.schema.varying:
         return description
-    values = ValueSizes(reader.measures, description.schema, description.num_envs)
+    schema, num_envs = description.schema, description.num_envs
+    bounds = None
+    if reader.at_most() is not None:
+        bounds = ValueSizes(lambda: reader.at_most() or iter(()), schema, num_envs)
+    values = ValueSizes(reader.measures, schema, num_envs, bounds)
     return replace(description, values=values)
 
 
@@ -153,6 +172,8 @@ def refuse_doubts(reader: Reader, strict: bool) -> None:
 
 Options = dict[str, object]
 ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
+EXPANSION, LEAST_EXPANDED_NBYTES = 10, 64 << 20
+"""Images that become so many times larger are warned of, from so many bytes on."""
 SELECTED = ("fields", "env_ids")
 """Options of a buffer's reader that `Selection` holds."""
 
@@ -246,6 +267,7 @@ class Source:
         options: As its reader takes them.
         buffer: The source itself where it is open.
         stored: The target is of this format as well; see `registry.open_stored`.
+        files: Codecs of images that stay files, by the name of their field.
     """
 
     path: Path | None
@@ -253,6 +275,7 @@ class Source:
     options: Options
     buffer: ReplayBuffer | None = None
     stored: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> Path:
@@ -265,7 +288,28 @@ class Source:
         if self.buffer is not None:
             return BufferReader(self.buffer, **cast("dict[str, Any]", options))
         assert self.path is not None
-        return open_source(self.path, self.format, options, stored=self.stored)
+        reader = open_source(self.path, self.format, options, stored=self.stored)
+        with undone_by(reader.close):
+            for name, codec in self.files.items():
+                # A name that is none is refused where fields are cast.
+                paths = reader.describe().schema.paths
+                for path in {*under(paths, name), *reader.own_names().get(name, ())}:
+                    reader.as_files(path, codec)
+        return reader
+
+    def decoding(self, lazily: bool) -> Source:
+        """The same, whose videos are decoded where nothing else is said of them.
+
+        Args:
+            lazily: By who needs their frames.
+        """
+        if "video" in self.options or self.format.name == BUFFER:
+            return self
+        if lazily:
+            return replace(self, stored=True)
+        if "video" not in registry.options_of(self.format, "open_reader"):
+            return self
+        return replace(self, options={**self.options, "video": "decode"})
 
     def selected(
         self, selection: Selection, progress: Progress | None = None
@@ -327,30 +371,42 @@ class Conversion:
         Raises:
             ReplayError: Something is wrong with a source, or with what is asked of it.
         """
-        selection, changes = self.selection, self.changes
-        if len(self.sources) > 1:
+        selection, changes, sources = self.selection, self.changes, self._cast_sources()
+        if len(sources) > 1:
             selection = selection or Selection()
             fields: Options = {}
             if not selection.reads_fields:
                 fields = {"fields": selection.fields}
             openers = [
                 (each.name, partial(each.open, fields if each.takes_fields else {}))
-                for each in self.sources
+                for each in sources
             ]
             opened = join(openers, selection, self.envs, progress)
         else:
             with self.naming():
                 if selection is None:
-                    reader = self.sources[0].open({})
+                    reader = sources[0].open({})
                     opened = {"": Selected(reader, [Origin(reader.describe())])}
                 else:
-                    opened = self.sources[0].selected(selection, progress)
+                    opened = sources[0].selected(selection, progress)
         if changes is None:
             return opened
         return {
             name: replace(each, reader=change(each.reader, changes))
             for name, each in opened.items()
         }
+
+    def _cast_sources(self) -> Sequence[Source]:
+        """The sources, which decode videos and keep files as casts need them."""
+        cast = {} if self.changes is None else self.changes.cast
+        if not any(str(form).partition(":")[0] in CODECS for form in cast.values()):
+            return self.sources
+        files = {name: form for name, form in cast.items() if form in CODECS}
+        if self.changes is not None and self.changes.map is not None:
+            # A function that changes episodes gets arrays.
+            files = {}
+        steps_stay = self.changes is not None and self.changes.keeps_steps
+        return [replace(each.decoding(steps_stay), files=files) for each in self.sources]
 
     def provenance(self, selected: Selected, target: Path) -> Json | None:
         """What user metadata say of where rows of a target come from, if anything."""
@@ -373,6 +429,7 @@ class Conversion:
         overwrite: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        uncompressed: bool = False,
     ) -> Report:
         """Open what is selected and write it; see `write`."""
         opened = self.open()
@@ -385,6 +442,7 @@ class Conversion:
                 overwrite=overwrite,
                 strict=strict,
                 progress=progress,
+                uncompressed=uncompressed,
             )
 
     def write(
@@ -397,6 +455,7 @@ class Conversion:
         overwrite: bool = False,
         strict: bool = False,
         progress: Progress | None = None,
+        uncompressed: bool = False,
     ) -> Report:
         """Write what was opened; the target appears complete, or not at all.
 
@@ -409,6 +468,7 @@ class Conversion:
             overwrite: Replace the target if it exists.
             strict: See `transfer`.
             progress: Called after each block with (rows done, rows in all).
+            uncompressed: The target takes about as many bytes as the rows.
         """
 
         def write_one(name: str, path: Path, overwrite: bool, progress: Progress | None) -> Report:
@@ -418,15 +478,51 @@ class Conversion:
                 provenance=self.provenance(opened[name], target),
                 strict=strict,
                 progress=progress,
+                lazy=any(each.stored for each in self.sources),
             )
 
         with self.naming():
+            if uncompressed:
+                self._warn_of_size([each.reader.describe() for each in opened.values()])
             if list(opened) == [""]:
                 return write_one("", target, overwrite, progress)
             rows = {name: each.reader.describe().rows for name, each in opened.items()}
             return write_splits(
                 rows, target, write_one, suffix=suffix, overwrite=overwrite, progress=progress
             )
+
+    def _warn_of_size(self, descriptions: Sequence[Description]) -> None:
+        """Say that images are unpacked to many times the size of their source.
+
+        Warns:
+            UserWarning: To more than ten times.
+        """
+        fields = descriptions[0].schema.fields
+        images = {path: field.nbytes for path, field in fields.items() if _is_image(field)}
+        nbytes = sum(each.rows for each in descriptions) * sum(images.values())
+        folders = [each.path for each in self.sources if each.path and each.path.is_dir()]
+        if nbytes < LEAST_EXPANDED_NBYTES or len(folders) < len(self.sources):
+            return
+        there = sum(map(_nbytes_in, folders))
+        if nbytes > EXPANSION * there:
+            path = max(images, key=lambda path: images[path])
+            warnings.warn(
+                f"images become about {format_size(nbytes)} of arrays, {nbytes // max(1, there)} "
+                f"times the {format_size(there)} of {folders[0]}. cast={{{path!r}: 'jpeg:90:420'}} "
+                f"(--cast {path}=jpeg:90:420) stores them in about a twelfth of that.",
+                UserWarning,
+                stacklevel=frames_to_caller(),
+            )
+
+
+def _is_image(field: Field) -> bool:
+    """Whether a field has arrays that an image field could hold."""
+    return field.dtype == "uint8" and len(field.shape) == 3 and field.shape[-1] in (1, 3)
+
+
+def _nbytes_in(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager

@@ -45,9 +45,17 @@ class Shard:
 
 
 class ValueSizes:
-    """Sizes of the values of a source, measured when they are first asked for."""
+    """Sizes of the values of a source, measured when they are first asked for.
 
-    def __init__(self, measure: Measure, schema: Schema, num_envs: int) -> None:
+    Attributes:
+        at_most: Upper bounds of these, where to measure them takes as long as to make
+            the values; None elsewhere.
+    """
+
+    def __init__(
+        self, measure: Measure, schema: Schema, num_envs: int, at_most: ValueSizes | None = None
+    ) -> None:
+        self.at_most = at_most
         self._measure, self._schema = measure, schema
         self._num_envs = num_envs
         self._totals: dict[str, int] | None = None
@@ -227,9 +235,18 @@ def check_values(values: Ragged, field: Field, what: str, first: int) -> None:
         first: Number of the first row.
 
     Raises:
-        CorruptError: One is too long, or text that is no UTF-8.
+        CorruptError: One is too long, text that is no UTF-8, or no image of the field.
     """
     check_lengths(np.diff(values.offsets), field, what, first)
+    if (encoding := field.encoding) is not None:
+        for number, file in enumerate(values):
+            # Rows of final observations have none.
+            problem = encoding.problem(file) if len(file) else None
+            if problem is not None:
+                raise CorruptError(
+                    f"{what}, row {first + number} must be {field.description}, but {problem}. "
+                    "The file was edited or damaged: restore it from a copy."
+                )
     if field.kind == "text":
         found = no_text(values)
         if found is not None:

@@ -18,8 +18,12 @@ from mmreplay.convert.base import MAX_ROW_NBYTES
 from mmreplay.datasets.common.rows import Array, ColumnRows
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, FormatError, undone_by
+from mmreplay.ragged import Ragged
+from mmreplay.schema import Field
+from mmreplay.schema.images import CODECS, QUALITY
 
 MAGIC = b"\xff\xd8\xff"
+MAGICS = {"jpeg": MAGIC, "png": b"\x89PNG"}
 LOSSY = "it is lossy, and what it gives is not what the agent saw, bit by bit"
 Packed = Callable[[int, int], list[bytes]]
 """Bytes of images ``[first, stop)``."""
@@ -58,12 +62,59 @@ class ImageRows:
         self._packed, self._name = packed, name
         self.shape = _open(packed(0, 1)[0], None, name).shape
 
+    def as_files(self, codec: str) -> ImageFileRows | None:
+        """The same images as files; None if they are of another codec.
+
+        Those of which the first is are taken to be; a field of images has an axis of
+        channels, and 1 or 3 of them.
+        """
+        shape = (*self.shape, 1) if len(self.shape) == 2 else self.shape
+        if shape[-1] not in (1, 3) or codec not in CODECS:
+            return None
+        field = Field.image(shape, codec, QUALITY if codec == "jpeg" else None)
+        assert field.encoding is not None
+        if not self._packed(0, 1)[0].startswith(MAGICS[codec]):
+            return None
+        return ImageFileRows(self._packed, self.count, field, self._name)
+
     def read(self, first: int, stop: int) -> Array:
         """See `Rows.read`."""
         found = np.empty((stop - first, *self.shape), np.uint8)
         for row, data in enumerate(self._packed(first, stop)):
             found[row] = _open(data, self.shape, f"{self._name}, row {first + row}")
         return found
+
+
+class ImageFileRows:
+    """Images as the files that they are, which differ in length; see `ImageRows`."""
+
+    dtype = "uint8"
+
+    def __init__(self, packed: Packed, count: int, field: Field, name: str) -> None:
+        self.shape, self.count, self.field = field.shape, count, field
+        self._packed, self._name = packed, name
+
+    def read(self, first: int, stop: int) -> Any:
+        """Return `Ragged` of shape ``(stop - first,)``; see `Rows.read`.
+
+        Raises:
+            CorruptError: One is no file that an image field stores.
+        """
+        files = self._packed(first, stop)
+        encoding = self.field.encoding
+        assert encoding is not None
+        for row, file in enumerate(files):
+            problem = encoding.problem(file)
+            if problem is None and len(file) > encoding.max_nbytes:
+                problem = f"it has {len(file)} bytes"
+            if problem is not None:
+                raise CorruptError(
+                    f"{self._name}, row {first + row}, cannot be stored as it is, as "
+                    f"{problem}. Cast the field to {encoding.options}, which encodes it again."
+                )
+        offsets = np.zeros(len(files) + 1, np.int64)
+        np.cumsum([len(file) for file in files], out=offsets[1:])
+        return Ragged(np.frombuffer(b"".join(files), np.uint8), offsets)
 
 
 class VideoRows:

@@ -374,7 +374,8 @@ class LerobotReader(FragmentReader):
             raise FormatError(
                 f"{self._frames.folder}: {videos[0]!r} is stored as video. Pass "
                 "video='decode' to unpack it with PyAV, or video='skip' to leave it "
-                "out."
+                f"out; or cast it to files of images, such as --cast "
+                f"{_path_of(videos[0])}=jpeg:90:420."
             )
         if video == "decode":
             for name in videos if not self._stays else ():

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from mmreplay.convert.description import Description
 from mmreplay.datasets.common.rows import Array, is_scalar
-from mmreplay.errors import SchemaError, shown
+from mmreplay.errors import SchemaError, SourceError, shown
 from mmreplay.nesting import under
+from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import from_bfloat16_bits
 from mmreplay.strict_json import Json
@@ -55,6 +56,7 @@ class Feature:
         shape: As info.json gives it.
         names: Names of its components or axes, JSON.
         channels_first: An image's first axis is that of its channels.
+        stored: The field of images, where columns have their files in place of arrays.
     """
 
     path: str
@@ -63,6 +65,7 @@ class Feature:
     shape: tuple[int, ...]
     names: object = None
     channels_first: bool = False
+    stored: Field | None = None
 
     @property
     def is_camera(self) -> bool:
@@ -74,8 +77,19 @@ class Feature:
         """Numbers of a row, or one text."""
         return 1 if self.field.varies else math.prod(self.field.shape)
 
-    def frames(self, column: Array) -> Array:
-        """Images ``[N, *shape]`` of the field as the feature's, ``[N, H, W, C]``."""
+    def frames(self, column: Any) -> Array:
+        """Images ``[N, *shape]`` of the field as the feature's, ``[N, H, W, C]``.
+
+        Raises:
+            SourceError: A file of an image is damaged.
+        """
+        if self.stored is not None and isinstance(column, Ragged):
+            column, damage = self.stored.rules.decode(self.stored, column, None)
+            for what in damage.values():
+                raise SourceError(
+                    f"field {self.path!r} has a damaged image ({what}). Repair the source first."
+                )
+        column = np.asarray(column)
         if self.channels_first:
             column = np.moveaxis(column, 1, -1)
         if column.shape[-1] != self.shape[-1]:
@@ -139,7 +153,7 @@ def lay_out(
         SchemaError: The format cannot hold a field, two would get one name, or an
             option is not one.
     """
-    schema = description.schema
+    schema = description.schema.drawn
     user = description.user.get("lerobot")
     imported: Json = user if isinstance(user, dict) else {}
     known = imported.get("features")
@@ -171,6 +185,8 @@ def lay_out(
                 "LeRobot. Rename one of them, or leave it out with drop= (--drop)."
             )
         features[name] = _feature(path, each, stored.get("names"))
+        if each is not description.schema.fields[path]:
+            features[name] = replace(features[name], stored=description.schema.fields[path])
     if not features:
         raise SchemaError(
             f"no field is left to write, of {', '.join(schema.paths[:20])}. Select another one."
@@ -312,15 +328,14 @@ def _choose_video(features: dict[str, Feature], video: object) -> None:
                 f"field {each.path!r} of {height} x {width} pixels cannot become video, whose "
                 "sides must be even. Pass video=false, or the names of other images with video=."
             )
-        features[name] = Feature(
-            each.path, each.field, "video", (height, width, 3), each.names, each.channels_first
-        )
+        features[name] = replace(each, dtype="video", shape=(height, width, 3))
 
 
 def _named_cameras(cameras: dict[str, Feature], video: object) -> list[str]:
     """The names of the images that the option names."""
     if isinstance(video, bool):
-        return list(cameras) if video else []
+        # What is a file already stays one, unless it is named.
+        return [name for name, each in cameras.items() if each.stored is None and video]
     named = video.split(",") if isinstance(video, str) else video
     if not isinstance(named, list | tuple) or not all(isinstance(each, str) for each in named):
         raise SchemaError(

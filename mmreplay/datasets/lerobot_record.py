@@ -51,7 +51,7 @@ def to_json(description: Description, layout: Layout) -> Json:
     written |= {description.schema.role(end) or "" for end in ENDS}
     # Without columns that the writer computes itself, such as a timestamp.
     paths = tuple(path for path in description.schema.paths if path in written)
-    schema = select_fields(description.schema, paths)
+    schema = select_fields(description.schema.drawn, paths)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -279,6 +279,19 @@ class RecordedReader(Reader):
     def identity(self) -> object:
         """See `Reader.identity`."""
         return self._reader.identity()
+
+    def as_files(self, path: str, codec: str) -> bool:
+        """See `Reader.as_files`."""
+        source = self._sources.get(path)
+        if source is None or not self._reader.as_files(source, codec):
+            return False
+        field = self._reader.describe().schema[source]
+        schema = self._description.schema
+        fields = {**schema.fields, path: field}
+        self._description = replace(
+            self._description, schema=Schema.from_flat(fields, schema.roles)
+        )
+        return True
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""

@@ -391,7 +391,7 @@ class UnitWriter:
                 self._copied[name] = column
                 return
             self.encoded[name] = isinstance(column, StoredFrames) or self.encoded.get(name, False)
-            frames = each.frames(np.asarray(column))
+            frames = each.frames(column)
             if self._last is None:
                 self._videos[name].begin_episode()
             self._videos[name].add(frames)
@@ -407,9 +407,12 @@ class UnitWriter:
             assert isinstance(column, Ragged)
             return encode_field(column, feature.field)
         if feature.dtype == "image":
-            frames = feature.frames(np.asarray(column))
+            frames = feature.frames(column)
             self._images[name].add(frames)
-            packed = [{"bytes": data, "path": None} for data in in_order(packed_png, frames)]
+            # Files stay as they are: nothing is lost a second time.
+            is_file = isinstance(column, Ragged)
+            files_ = map(bytes, column) if is_file else in_order(packed_png, frames)
+            packed = [{"bytes": data, "path": None} for data in files_]
             return pa.array(packed, IMAGE)
         try:
             numbers = feature.numbers(column)

@@ -49,8 +49,8 @@ HEAP_ROWS = 4
 """Longest rows that a heap must hold: 2 let the writer go on, 3 leave the newest row
 alive, and 4 do so with a reserve."""
 # Features this version knows; a buffer that needs another is refused.
-AGENT_ENDS, EMPTY_FIELDS, HEAP = "agent_ends", "empty_fields", "heap"
-INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS, HEAP})
+AGENT_ENDS, EMPTY_FIELDS, HEAP, IMAGE = "agent_ends", "empty_fields", "heap", "image"
+INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS, HEAP, IMAGE})
 RO_COMPAT: frozenset[str] = frozenset()
 
 T = TypeVar("T", bound=str)
@@ -316,16 +316,9 @@ def _from_json(value: Json, name: str) -> Metadata:
     _check_size(ring, schema)
     features = _names(value["features"], "incompat", name)
     varies = bool(schema.varying)
-    if varies != (HEAP in features) or (varies and "heap_bytes" not in value):
-        raise FormatError(
-            f"{name} is damaged: it must have the feature 'heap' exactly where a field "
-            "varies, and then heap_bytes"
-        )
     heap_nbytes = 0
-    if varies:
-        maximum = MAX_HEAPS_NBYTES
-        heap_nbytes = _number(value, "heap_bytes", name, HEAP_STEP_NBYTES, maximum)
-        check_heap_nbytes(heap_nbytes, ring, schema)
+    if varies or HEAP in features or IMAGE in features:
+        heap_nbytes = _heap_nbytes(value, features, ring, schema, name)
     engine = _choice(value, "engine", name, ENGINES)
     zarr = engine == "zarr"
     sharding = Sharding.from_json(value.get("zarr"), ring) if zarr else None
@@ -344,6 +337,28 @@ def _from_json(value: Json, name: str) -> Metadata:
     )
 
 
+def _heap_nbytes(value: Json, features: list[str], ring: Ring, schema: Schema, name: str) -> int:
+    """The bytes of each heap, where a field varies.
+
+    Raises:
+        FormatError: The features are not those that the schema needs.
+    """
+    needed = _needed(schema)
+    if (HEAP in needed) != (HEAP in features) or "heap_bytes" not in value:
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'heap' exactly where a field "
+            "varies, and then heap_bytes"
+        )
+    if (IMAGE in needed) != (IMAGE in features):
+        raise FormatError(
+            f"{name} is damaged: it must have the feature 'image' exactly where a field is of "
+            "images"
+        )
+    heap_nbytes = _number(value, "heap_bytes", name, HEAP_STEP_NBYTES, MAX_HEAPS_NBYTES)
+    check_heap_nbytes(heap_nbytes, ring, schema)
+    return heap_nbytes
+
+
 def _needed(schema: Schema) -> list[str]:
     """Features that a reader of this schema needs, by name."""
     empty = any(not field.nbytes for field in schema.fields.values())
@@ -351,6 +366,7 @@ def _needed(schema: Schema) -> list[str]:
         AGENT_ENDS: schema.num_agents is not None,
         EMPTY_FIELDS: empty,
         HEAP: bool(schema.varying),
+        IMAGE: any(field.encoding is not None for field in schema.fields.values()),
     }
     return [name for name, used in needed.items() if used]
 
@@ -452,6 +468,12 @@ def heap_reserve_nbytes(schema: Schema, heap_nbytes: int) -> int:
     return max(heap_nbytes // 16, schema.max_heap_nbytes)
 
 
+def planned_lengths(schema: Schema) -> dict[str, float]:
+    """Items of an average value, by path of each field whose declaration says it."""
+    encodings = {path: schema.fields[path].encoding for path in schema.varying}
+    return {p: float(e.planned_nbytes) for p, e in encodings.items() if e is not None}
+
+
 def planned_heap_nbytes(schema: Schema, capacity: int, lengths: Mapping[str, float]) -> int:
     """Bytes of a heap in which a whole capacity of rows lives.
 
@@ -470,7 +492,18 @@ def planned_heap_nbytes(schema: Schema, capacity: int, lengths: Mapping[str, flo
         nbytes = ceil(lengths[path] * field.inner_nbytes)
         row += -(-nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
         longest = max(longest, field.max_heap_nbytes)
-    rows = capacity * row + longest
+    return heap_nbytes_for(schema, 0, capacity * row + longest)
+
+
+def heap_nbytes_for(schema: Schema, stored: int, rows: int) -> int:
+    """A legal ``heap_bytes`` for the values of some rows.
+
+    Args:
+        schema: The fields.
+        stored: Bytes that lie in it from its beginning on.
+        rows: Bytes of the values for which there is to be room, at its end too.
+    """
+    rows = max(stored, rows)
     # The reserve is a sixteenth of the heap, or the longest row.
     nbytes = max(-(-16 * rows // 15) + HEAP_ALIGNMENT, rows + schema.max_heap_nbytes)
     nbytes = max(nbytes, smallest_heap_nbytes(schema))

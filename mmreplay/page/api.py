@@ -251,7 +251,7 @@ class PageRequest:
             Refusal: There is none of that name.
         """
         path = self.query.text("field")
-        if path not in self.buffer.schema.fields:
+        if path not in self.buffer.schema.drawn.fields:
             raise Refusal(NOT_FOUND, "There is no such field.")
         return path
 
@@ -358,7 +358,7 @@ def answer_curve(request: PageRequest) -> PageAnswer:
     known = request.known(version)
     if known is not None:
         return known
-    stored = request.buffer.schema[path]
+    stored = request.buffer.schema.drawn[path]
     field_ = numbers_of(stored)
     if low >= max(1, math.prod(field_.shape)):
         raise Refusal(
@@ -392,7 +392,7 @@ def answer_frames(request: PageRequest) -> PageAnswer:
     """Return frames of an image field."""
     query, path, buffer = request.query, request.path(), request.buffer
     layout = layouts(buffer, request.shown.buffer.images).get(path)
-    if not buffer.schema[path].rules.computes:
+    if not buffer.schema.drawn[path].rules.computes:
         raise Refusal(
             BAD,
             f"{path} cannot be shown as an image, as its length varies. Read its "
@@ -413,7 +413,7 @@ def answer_frames(request: PageRequest) -> PageAnswer:
         first = query.integer("first", 0, MAX_POSITION)
         count = query.integer("count", 1, MAX_FRAMES, 1)
         rows = [(env_id, first + step) for step in range(count)]
-    field_ = buffer.schema[path]
+    field_ = buffer.schema.drawn[path]
     limits = None
     if field_.dtype not in ("uint8", "bool"):
         limits = frame_limits(request.shown.buffer, path, layout)
@@ -459,7 +459,7 @@ def frame_limits(shown: ShownBuffer, path: str, layout: ImageLayout) -> tuple[fl
     """
 
     def find(buffer: ReplayBuffer) -> tuple[float, float]:
-        some = take_sample(buffer).at_most(rows_of(buffer.schema[path]))
+        some = take_sample(buffer).at_most(rows_of(buffer.schema.drawn[path]))
         moments = Moments()
         for *_, values in sample_blocks(buffer, path, some):
             moments = moments.merge(moments_of(values))
@@ -467,7 +467,7 @@ def frame_limits(shown: ShownBuffer, path: str, layout: ImageLayout) -> tuple[fl
             return 0.0, 1.0
         low, high = float(moments.min), float(moments.max)
         unit = low >= 0 and high <= 1
-        if unit and not needs_colours(buffer.schema[path], layout):
+        if unit and not needs_colours(buffer.schema.drawn[path], layout):
             return 0.0, 1.0
         return low, high
 

@@ -48,10 +48,10 @@ def compare_buffers(
         shared = shared_histogram(pair[0], pair[1], field)
         if shared is not None:
             histograms.append({"name": name, "role": "episode", **shared})
-    roles = [roles_of(buffer.schema) for buffer in buffers]
+    roles = [roles_of(buffer.schema.drawn) for buffer in buffers]
     samples = [take_sample(buffer) for buffer in buffers]
-    for path, field in first.schema.fields.items():
-        other = second.schema.fields.get(path)
+    for path, field in first.schema.drawn.fields.items():
+        other = second.schema.drawn.fields.get(path)
         role = roles[0][path]
         if other is None or other.shape != field.shape or not all(map(len, samples)):
             continue

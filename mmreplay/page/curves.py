@@ -117,7 +117,7 @@ def _read_curve(
     buckets: int,
     components: tuple[int, int],
 ) -> Curve:
-    field = numbers_of(buffer.schema[path])
+    field = numbers_of(buffer.schema.drawn[path])
     count, row_nbytes = stop - first, max(1, field.nbytes)
     if count * row_nbytes > MAX_NBYTES:
         raise Refusal(
@@ -299,7 +299,7 @@ def read_values(buffer: ReplayBuffer, env_id: int, first: int, count: int) -> di
     if stop <= first:
         raise nothing_there(span, env_id, asked)
     positions = np.arange(first, stop)
-    fields = buffer.schema.fields
+    fields = buffer.schema.drawn.fields
     small = [path for path in fields if fields[path].nbytes <= MAX_VALUES_NBYTES]
     paths = [path for path in small if not fields[path].rules.by_length]
     columns = buffer.get_fields(paths, env_id, positions) if paths else {}

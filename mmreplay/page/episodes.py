@@ -295,7 +295,7 @@ class EpisodeList:
             if faults.count() != before:
                 raise Refusal(UNREADABLE, faults.TEXT)
             path = reward_field(buffer)
-            mutable = path is not None and buffer.schema[path].mutable
+            mutable = path is not None and buffer.schema.drawn[path].mutable
             if former is not None and former.rows == columns.rows and not mutable:
                 _carry_returns(former, columns)
             self._columns, self._made = columns, time.monotonic()
@@ -586,7 +586,7 @@ def _rewards(
     path = reward_field(buffer)
     if path is None:
         return {"return": None, "nonfinite": 0, "rewards": None}
-    field = buffer.schema[path]
+    field = buffer.schema.drawn[path]
     total, num_nonfinite, num_nonzero = 0.0, 0, 0
     steps: list[int] = []
     values: list[float] = []
@@ -638,7 +638,7 @@ def find_reward(
         read += count
         positions = np.arange(begin, begin + count)
         left, rewards = read_left(buffer, path or "", np.full(count, env_id), positions)
-        numbers = widen(rewards, buffer.schema[path or ""]).reshape(-1)
+        numbers = widen(rewards, buffer.schema.drawn[path or ""]).reshape(-1)
         found = positions[left][np.isfinite(numbers) & (numbers != 0)]
         if len(found):
             return {"at": int(found[-1 if back else 0]), "rest": [first, stop]}

@@ -162,7 +162,7 @@ def layouts(buffer: ReplayBuffer, images: dict[str, str]) -> dict[str, ImageLayo
         SchemaError: A stated layout does not fit.
     """
     found = {}
-    for path, field in buffer.schema.fields.items():
+    for path, field in buffer.schema.drawn.fields.items():
         if path in images:
             if images[path].lower() != "none":
                 found[path] = stated(path, field, images[path])
@@ -218,7 +218,7 @@ def read_frames(
     Returns:
         uint8 ``[N, H, W, 1 or 3]``, N at most B: as many frames as 4 MiB hold.
     """
-    field = buffer.schema[path]
+    field = buffer.schema.drawn[path]
     channels = 3 if needs_colours(field, layout) else layout.channels
     stride = max(1, -(-max(layout.height, layout.width) // side))
     while _nbytes(layout, stride) * channels > MAX_NBYTES:

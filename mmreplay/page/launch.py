@@ -56,7 +56,7 @@ def make_page(
     for path in paths:
         try:
             with ReplayBuffer.open(path) as buffer:
-                own = buffer.schema.fields
+                own = buffer.schema.drawn.fields
                 layouts(buffer, {p: a for p, a in (images or {}).items() if p in own})
                 known |= own.keys()
                 known_images += layouts(buffer, {})

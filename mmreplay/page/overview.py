@@ -60,11 +60,11 @@ def make_overview(
     image_layouts = layouts(buffer, shown.images)
     sample = take_sample(buffer, span=span)
     steps = sample.steps
-    roles = roles_of(buffer.schema)
+    roles = roles_of(buffer.schema.drawn)
     measured = _Measured(buffer, sample, roles, image_layouts)
     facts, frames = measured.facts, measured.frames
     findings: list[checks.PageFinding] = []
-    for path in buffer.schema.paths if len(sample) else ():
+    for path in buffer.schema.drawn.paths if len(sample) else ():
         findings += checks.run_check(f"values of {path}", "fields", partial(measured.add, path))
     ends = columns.ends()
     heads = span.stop.tolist()
@@ -72,7 +72,7 @@ def make_overview(
     rewards = [fact for fact in facts if fact.role == "reward"]
     longest = int(columns.lengths.max(initial=0))
     run: list[Check] = []
-    if rewards or not buffer.schema.role_paths("reward"):
+    if rewards or not buffer.schema.drawn.role_paths("reward"):
         run = [("rewards", "rewards", lambda: checks.check_rewards(rewards))]
     run += [
         ("not finite", "fields", lambda: checks.check_finite(facts)),
@@ -88,7 +88,7 @@ def make_overview(
             "fields",
             lambda: (
                 checks.check_repeated_rows(facts, measured.observed, measured.with_action, steps)
-                if len(facts) == len(buffer.schema.paths)
+                if len(facts) == len(buffer.schema.drawn.paths)
                 else None
             ),
         ),
@@ -110,7 +110,7 @@ def make_overview(
     ]
     for name, to, check in run if len(sample) else ():
         findings += checks.run_check(name, to, check)
-    if len(facts) < len(buffer.schema.paths):
+    if len(facts) < len(buffer.schema.drawn.paths):
         findings = _without_fine(findings)
     overview = {
         "steps": num_steps,
@@ -125,7 +125,7 @@ def make_overview(
         "ends": ends,
         "returns": series_of_returns(columns, newest),
         "lengths": series_of_lengths(columns, newest),
-        "histograms": histograms_of(facts, buffer.schema),
+        "histograms": histograms_of(facts, buffer.schema.drawn),
         "fields": fields_of(buffer, roles, image_layouts, facts),
         "storage": storage_of(shown, buffer, num_unknown),
         "checks": [finding.to_json() for finding in checks.by_level(checks.folded(findings))],
@@ -260,7 +260,7 @@ def find_reset_rows_of(buffer: ReplayBuffer) -> str | None:
 
     The rule, and what is read for it, are the writer's own.
     """
-    schema = buffer.schema
+    schema = buffer.schema.drawn
     if buffer.autoreset == "next_step" or not schema.role_paths("reward"):
         return None
     most = max(4, RESET_ROWS // buffer.num_envs)
@@ -276,7 +276,7 @@ def find_reset_rows_of(buffer: ReplayBuffer) -> str | None:
 
 def _find_reset_rows(buffer: ReplayBuffer, num_rows: int) -> str | None:
     """Look at the newest rows of each environment, at most so many."""
-    schema, view = buffer.schema, buffer.view
+    schema, view = buffer.schema.drawn, buffer.view
     span = view.span
     firsts = np.maximum(span.first, span.stop - num_rows)
     lengths = (span.stop - firsts)[:RESET_ROWS]
@@ -364,7 +364,7 @@ def fields_of(
     """Return the fields with their limits in the sample."""
     known = {fact.path: fact for fact in facts}
     found = []
-    for path, field in buffer.schema.fields.items():
+    for path, field in buffer.schema.drawn.fields.items():
         fact, layout = known.get(path), image_layouts.get(path)
         entry = {
             "path": path,

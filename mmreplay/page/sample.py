@@ -203,7 +203,7 @@ def sample_blocks(
     Raises:
         StaleError: All of the rows were overwritten.
     """
-    field = numbers_of(buffer.schema[path])
+    field = numbers_of(buffer.schema.drawn[path])
     step = max(1, BLOCK_NBYTES // max(1, field.nbytes))
     joined, some = False, False
     for first in range(0, len(sample), step):
@@ -230,7 +230,7 @@ def sample_values(buffer: ReplayBuffer, path: str, sample: Sample, components: i
     Returns:
         ``[N, components]``, N as `rows_of` has it; bfloat16 as float32.
     """
-    some = sample.at_most(rows_of(numbers_of(buffer.schema[path]), together=True))
+    some = sample.at_most(rows_of(numbers_of(buffer.schema.drawn[path]), together=True))
     blocks = sample_blocks(buffer, path, some)
     return np.concatenate([values[:, :components].copy() for *_, values in blocks])
 
@@ -372,7 +372,7 @@ def measure(
         image: How frames lie in it, if it is an image.
         repeats: Take which rows equal the row before.
     """
-    varies, field = buffer.schema[path].rules.by_length, numbers_of(buffer.schema[path])
+    varies, field = buffer.schema.drawn[path].rules.by_length, numbers_of(buffer.schema.drawn[path])
     counted = role in ("action", "reward") and image is None
     some = sample.at_most(rows_of(field, together=counted))
     moments, num_nan, nonzero, num_rows = Moments(), 0, 0, 0
@@ -447,7 +447,7 @@ def measure(
     return FieldFacts(
         path=path,
         varies=varies,
-        unread=varies and "float" in buffer.schema[path].dtype,
+        unread=varies and "float" in buffer.schema.drawn[path].dtype,
         role=role,
         shape=field.shape,
         kind=last.dtype.kind,

@@ -375,7 +375,7 @@ def _episode(
         found = saver.answer(f"{base}/values", env=env_id, first=first, count=MAX_VALUES_ROWS)
         if found:
             yield found
-    for path, schema_field in buffer.schema.fields.items():
+    for path, schema_field in buffer.schema.drawn.fields.items():
         if path in images:
             for first in range(begin, stop, FRAMES):
                 if saver.nbytes > MAX_NBYTES:

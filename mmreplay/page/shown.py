@@ -456,7 +456,7 @@ def version_of(buffer: ReplayBuffer) -> str:
     span = buffer.view.span
     digest = hashlib.blake2s(span.stop.tobytes() + span.first.tobytes(), digest_size=8)
     version = f"{rows_version(buffer)}.{digest.hexdigest()}"
-    if any(field.mutable for field in buffer.schema.fields.values()):
+    if any(field.mutable for field in buffer.schema.drawn.fields.values()):
         version += f".{int(time.time())}"
     return version
 

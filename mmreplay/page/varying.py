@@ -41,7 +41,7 @@ def read_numbers(
     Raises:
         StaleError: A position is not in the buffer.
     """
-    if buffer.schema[path].rules.by_length:
+    if buffer.schema.drawn[path].rules.by_length:
         return buffer.view.get_lengths((path,), env_ids, positions, damaged=True)[path]
     return buffer.get_field(path, env_ids, positions)
 
@@ -68,7 +68,7 @@ def read_texts(
     Raises:
         StaleError: A position is not in the buffer.
     """
-    field = buffer.schema[path]
+    field = buffer.schema.drawn[path]
     view = buffer.view
     lengths = view.get_lengths((path,), env_id, positions, damaged=True)[path]
     nbytes = lengths * field.inner_nbytes
@@ -93,5 +93,5 @@ def _text_or_damage(buffer: ReplayBuffer, path: str, env_id: int, position: int)
         [value] = buffer.get_field(path, env_id, [position])
     except CorruptError as error:
         return printable(str(error))
-    field = buffer.schema[path]
+    field = buffer.schema.drawn[path]
     return field.rules.show(field, value)

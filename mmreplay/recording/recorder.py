@@ -577,10 +577,11 @@ def _compare(buffer: ReplayBuffer, schema: Schema, source: Source, capacity: int
 def _alike(ours: Field | None, theirs: Field | None) -> bool:
     """Whether a field takes the values of another, but for how long they may be.
 
-    A space states no length, or one that the ring was made to go beyond.
+    A space states no length, or one that the ring was made to go beyond, nor that its
+    images are stored as files.
     """
     if ours is None or theirs is None or not (ours.varies and theirs.varies):
-        return ours == theirs
+        return ours == theirs or (ours is not None and ours.drawn == theirs)
     return ours == replace(theirs, max_length=ours.max_length)
 
 

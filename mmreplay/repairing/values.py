@@ -137,6 +137,7 @@ class SealedValueScan:
     def __init__(self, scan: DamageScan, store: ZarrStore) -> None:
         self._scan, self._store = scan, store
         self._size = rows_at_once(store, CHUNK_NBYTES)
+        self._values = StoredValues(scan.opened, scan.metadata)
 
     def damaged(self, env_id: int, intervals: list[Interval]) -> list[Interval]:
         """Return the rows that have a value which is not whole, as `ValueScan` does."""
@@ -153,7 +154,10 @@ class SealedValueScan:
         try:
             self._store.prefetch(rows, paths)
             for path in paths:
-                bad |= read_values(self._scan, self._store, path, env_id, positions)[2]
+                references, data, wrong = read_values(
+                    self._scan, self._store, path, env_id, positions
+                )
+                bad |= wrong | self._no_images(path, references, data, ~wrong)
         except (CorruptError, FailedError) as error:
             raise_if_out_of_files(error)
             # Each chunk of a shard is damaged by itself: the rows of others are whole.
@@ -164,6 +168,20 @@ class SealedValueScan:
             return below + self._damaged(env_id, middle, stop)
         edges = np.flatnonzero(np.diff(bad, prepend=False, append=False)) + first
         return [(a, b) for a, b in edges.reshape(-1, 2).tolist()]
+
+    def _no_images(
+        self, path: str, references: References, data: Bytes, sound: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Which values of a field of images are none, of those with their checksum."""
+        field, bad = self._store.schema.fields[path], np.zeros(len(references), np.bool_)
+        if field.encoding is None:
+            return bad
+        nbytes = nbytes_of(references, field)
+        ends = np.cumsum(nbytes)
+        for at in np.flatnonzero(sound & (nbytes > 0)).tolist():
+            file = data[ends[at] - nbytes[at] : ends[at]]
+            bad[at] = self._values.image_problem(field, file) is not None
+        return bad
 
     def count_fitting(self, env_id: int, intervals: list[Interval]) -> int:
         """All rows: shards take their values from the heap."""

@@ -17,6 +17,7 @@ import numpy as np
 from mmreplay.arguments import flag, integer, one_of
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema.dtypes import array_nbytes, canonical_name, storage_dtype
+from mmreplay.schema.images import ImageEncoding
 from mmreplay.schema.kinds import rules_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MAX_AXES = 32
 MAX_NBYTES = 2**48
 MAX_LENGTH = 2**32 - 1
 
-Word = Literal["array", "text", "bytes"]
+Word = Literal["array", "text", "bytes", "image"]
 WORDS: tuple[Word, ...] = get_args(Word)
 
 REFERENCE = np.dtype([("position", "<i8"), ("length", "<u4"), ("crc", "<u4")])
@@ -58,8 +59,10 @@ class Field:
         numpy: The numpy dtype it is stored in (uint16 for bfloat16).
         nbytes: Bytes per step in the row: 16 for the reference of a value that varies.
         max_length: The longest first axis where it varies, else None.
-        kind: ``"array"``, or ``"text"`` and ``"bytes"``, whose values vary and are
-            given and read as `str` and `bytes`.
+        kind: ``"array"``; or ``"text"`` and ``"bytes"``, whose values vary and are
+            given and read as `str` and `bytes`; or ``"image"``, whose values are stored
+            as files, which vary, and are drawn as arrays.
+        encoding: How images are stored; None of other kinds.
         rules: What its values mean: how they are taken, counted and shown.
 
     Example:
@@ -79,6 +82,7 @@ class Field:
     nbytes: int = field(init=False, repr=False, compare=False)
     max_length: int | None = field(default=None, kw_only=True)
     kind: Word = field(default="array", kw_only=True)
+    encoding: ImageEncoding | None = field(default=None, kw_only=True)
     rules: Kind = field(init=False, repr=False, compare=False)
 
     # Written out rather than generated, so that a caller may give any dtype and
@@ -92,6 +96,7 @@ class Field:
         mutable: bool = False,
         max_length: int | None = None,
         kind: Word = "array",
+        encoding: ImageEncoding | None = None,
     ) -> None:
         """Declare a field.
 
@@ -104,7 +109,9 @@ class Field:
             mutable: Let `ReplayBuffer.write_field` rewrite values.
             max_length: The longest first axis, where it varies. It costs no space:
                 a row takes what its value has.
-            kind: ``"text"`` and ``"bytes"`` are made by `text` and `bytes`.
+            kind: ``"text"``, ``"bytes"`` and ``"image"`` are made by the methods of
+                these names.
+            encoding: Of images, which `image` makes.
 
         Raises:
             SchemaError: An axis, the dtype, the size or an option is not storable.
@@ -112,7 +119,11 @@ class Field:
         axes, name = _checked_shape(shape), canonical_name(dtype)
         for option, value in (("exact", exact), ("mutable", mutable)):
             flag(f"field option {option}", value)
-        one_of("field kind", kind, WORDS, "Use Field.text or Field.bytes.")
+        one_of("field kind", kind, WORDS, "Use Field.text, Field.bytes or Field.image.")
+        if (kind == "image") != isinstance(encoding, ImageEncoding):
+            raise SchemaError(
+                f"field kind {kind!r} must not have encoding={shown(encoding)}. Use Field.image."
+            )
         if mutable and 0 in axes:
             raise SchemaError(
                 f"field option mutable must be False for the shape {list(axes)}, "
@@ -137,6 +148,7 @@ class Field:
         set_(self, "numpy", stored)
         set_(self, "max_length", max_length)
         set_(self, "kind", str(kind))
+        set_(self, "encoding", encoding)
         nbytes = REFERENCE.itemsize if varies else _checked_nbytes(axes, stored.itemsize)
         set_(self, "nbytes", nbytes)
 
@@ -172,6 +184,43 @@ class Field:
         """
         return cls((None,), "uint8", max_length=max_bytes, kind="bytes")
 
+    @classmethod
+    def image(
+        cls,
+        shape: Sequence[int],
+        codec: Literal["jpeg", "png"] = "jpeg",
+        quality: int | None = None,
+        subsampling: Literal["444", "422", "420"] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> Field:
+        """Declare a field of images that are stored as JPEG or PNG files.
+
+        `add` takes arrays, which it encodes, or the files of a camera, which are
+        stored as they are. Draws hold arrays; see `mr.Encoded` for the files. It needs
+        the extra ``images``.
+
+        Args:
+            shape: ``(height, width, channels)``, of uint8; 1 channel or 3.
+            codec: ``"jpeg"``, which takes a twelfth of the space of a camera's frame
+                and changes it; or ``"png"``, which loses nothing.
+            quality: Of JPEG, from 1 to 100; 90 by default.
+            subsampling: Of JPEG's colors: ``"420"`` by default, ``"422"``, or
+                ``"444"``, which keeps them all.
+            max_bytes: The most bytes of one file; by default those of the array, and
+                64 KiB more, which the file of any array fits.
+
+        Raises:
+            SchemaError: One is not possible.
+
+        Example:
+            >>> mr.Field.image((480, 640, 3)).encoding.options
+            'jpeg:90:420'
+        """
+        encoding = ImageEncoding.declared(shape, codec, quality, subsampling)
+        longest = encoding.max_nbytes if max_bytes is None else max_bytes
+        return cls((None,), "uint8", max_length=longest, kind="image", encoding=encoding)
+
     @property
     def varies(self) -> bool:
         """Whether the first axis varies from step to step."""
@@ -195,11 +244,22 @@ class Field:
         return -(-self.max_length * self.inner_nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
 
     @property
+    def drawn(self) -> Field:
+        """What draws hold of it: of images a field of their arrays, else this one."""
+        return self.rules.drawn(self)
+
+    @property
     def description(self) -> str:
         """Dtype and shape as messages show them, such as ``float32[up to 9, 3]``."""
         return self.rules.describe(self)
 
     def __repr__(self) -> str:
+        if (image := self.encoding) is not None:
+            stated = f"Field.image({image.shape}, {image.codec!r}"
+            if image.codec == "jpeg":
+                stated += f", quality={image.quality}, subsampling={image.subsampling!r}"
+            longest = self.max_length != image.max_nbytes
+            return f"{stated}{f', max_bytes={self.max_length}' if longest else ''})"
         if self.kind != "array":
             return f"Field.{self.kind}(max_bytes={self.max_length})"
         stated = f"Field(shape={self.shape!r}, dtype={self.dtype!r}"
@@ -211,11 +271,13 @@ class Field:
     # Pickles of earlier versions have the first six; fields of one shape still do.
     def __getstate__(self) -> list[object]:
         state = [self.shape, self.dtype, self.exact, self.mutable, self.numpy, self.nbytes]
-        return [*state, self.max_length, self.kind] if self.varies else state
+        state += [self.max_length, self.kind] if self.varies else []
+        return state if self.encoding is None else [*state, self.encoding]
 
     def __setstate__(self, state: list[object]) -> None:
+        defaults = [None, "array", None][len(state) - 6 :]
         names = ("shape", "dtype", "exact", "mutable", "numpy", "nbytes", "max_length", "kind")
-        for name, value in zip(names, [*state, None, "array"][:8], strict=True):
+        for name, value in zip((*names, "encoding"), [*state, *defaults], strict=True):
             object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:
@@ -349,6 +411,13 @@ def field_to_json(path: str, field: Field) -> dict[str, object]:
     }
     if field.varies:
         entry |= {"max_length": field.max_length, "kind": field.kind}
+    if (image := field.encoding) is not None:
+        entry["image"] = {
+            "shape": list(image.shape),
+            "codec": image.codec,
+            "quality": image.quality,
+            "subsampling": image.subsampling,
+        }
     return entry
 
 
@@ -363,7 +432,8 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     shape = entry.get("shape")
     varies = type(shape) is list and shape[:1] == [None]
     keys = _VARYING_KEYS if varies else _KEYS
-    if set(entry) != set(keys):
+    image = entry.get("kind") == "image"
+    if set(entry) != {*keys, *(("image",) if image else ())}:
         raise _refused("keys", sorted(map(str, entry)), f"exactly {sorted(keys)}")
     name = entry["name"]
     if type(name) is not str:
@@ -375,7 +445,24 @@ def field_from_json(entry: object) -> tuple[str, Field]:
         if not legal(entry[key]):
             raise _refused(f"{key} of {name!r}", entry[key], expected)
     options = {option: entry[option] for option in keys[3:]}
+    if image:
+        options["encoding"] = _encoding(name, entry["image"])
     return name, Field(entry["shape"], entry["dtype"], **options)
+
+
+def _encoding(name: str, value: object) -> ImageEncoding:
+    """How images are stored, of the object in a field's entry."""
+    expected = "an object of shape, codec, quality and subsampling"
+    what = f"image of {name!r}"
+    if not isinstance(value, dict) or set(value) != {"shape", "codec", "quality", "subsampling"}:
+        raise _refused(what, value, expected)
+    try:
+        encoding = ImageEncoding.declared(**value)
+    except SchemaError:
+        raise _refused(what, value, expected) from None
+    if encoding.codec == "jpeg" and (value["quality"] is None or value["subsampling"] is None):
+        raise _refused(what, value, expected)
+    return encoding
 
 
 def _is_shape(value: object) -> bool:

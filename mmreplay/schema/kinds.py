@@ -17,12 +17,14 @@ from mmreplay.arguments import printable
 from mmreplay.ragged import Ragged
 from mmreplay.schema.convert import convert
 from mmreplay.schema.dtypes import from_bfloat16_bits
-from mmreplay.schema.varying import convert_varying
+from mmreplay.schema.image_values import convert_images, decode_images, leading_axes_of_images
+from mmreplay.schema.varying import convert_varying, leading_axes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mmreplay.schema.field import Field
+    from mmreplay.schema.images import ImageEncoding
 
 Column = Any
 """Array ``[N, *shape]``, or `Ragged` of N values where the field varies."""
@@ -42,6 +44,7 @@ class Kind(Protocol):
         as_text: Values are shown by `show`, and not as numbers.
         numeric: `numbers` returns numbers.
         computes: Transforms may compute with its values as with arrays of one shape.
+        form: What its values are in files: ``"array"``, ``"text"`` or ``"bytes"``.
         travels: Its values may be sent as rows of one size, as writers without a disk
             and formats without values of any length do.
     """
@@ -50,6 +53,7 @@ class Kind(Protocol):
     as_text: bool
     numeric: bool
     computes: bool
+    form: str
     travels: bool
 
     def claims(self, field: Field) -> bool:
@@ -79,6 +83,31 @@ class Kind(Protocol):
             SchemaError: A value is none of the field.
         """
 
+    def leading(self, field: Field, value: object) -> int:
+        """Axes in front of the values of a field that varies; 0 of a single value.
+
+        A list without an item counts as a value.
+        """
+
+    def drawn(self, field: Field) -> Field:
+        """The field of what draws hold, where values are stored in another form."""
+
+    def decode(
+        self, field: Field, column: Column, same: NDArray[np.int64] | None
+    ) -> tuple[Column, dict[int, str]]:
+        """Make what draws hold of stored values.
+
+        Args:
+            field: Of this kind, whose `drawn` is another one.
+            column: N values as they are stored.
+            same: int64 ``[N]``, the first of equal values, of each; None where none
+                is known.
+
+        Returns:
+            N values of the drawn field, zeros where there is none; and of values that
+            are damaged their numbers, with what is wrong with each.
+        """
+
     def numbers(self, field: Field, column: Column) -> NDArray[Any] | None:
         """Numbers that the values consist of, as numpy knows them; None of others."""
 
@@ -105,6 +134,7 @@ class Fixed:
     as_text = False
     numeric = True
     computes = True
+    form = "array"
     travels = True
 
     def claims(self, field: Field) -> bool:
@@ -126,6 +156,20 @@ class Fixed:
     def convert(self, field: Field, value: object, path: str, lead: tuple[int, ...]) -> Column:
         """See `Field.convert`."""
         return convert(field, value, path, lead)
+
+    def leading(self, field: Field, value: object) -> int:
+        """By lists, arrays and tensors."""
+        return leading_axes(field, value)
+
+    def drawn(self, field: Field) -> Field:
+        """The same: draws hold what is stored."""
+        return field
+
+    def decode(
+        self, field: Field, column: Column, same: NDArray[np.int64] | None
+    ) -> tuple[Column, dict[int, str]]:
+        """The same values."""
+        return column, {}
 
     def numbers(self, field: Field, column: Column) -> NDArray[Any] | None:
         """The values themselves."""
@@ -230,7 +274,7 @@ class Bytes(Varying):
     """`bytes` of any length."""
 
     numeric = False
-    unit = "bytes"
+    form = unit = "bytes"
 
     def claims(self, field: Field) -> bool:
         """By `Field.bytes`."""
@@ -267,7 +311,7 @@ class Bytes(Varying):
 class Text(Bytes):
     """`str`, as UTF-8."""
 
-    unit = "text"
+    form = unit = "text"
 
     def summary(self, field: Field, value: Any) -> Any:
         """The text; a damaged one is shown, too."""
@@ -280,7 +324,64 @@ class Text(Bytes):
         return printable(text[:TEXT_CHARACTERS]) + more
 
 
-KINDS: list[Kind] = [Text(), Bytes(), Varying(), BFloat16(), Fixed()]
+class Images(Bytes):
+    """Arrays uint8 ``[height, width, channels]``, stored as JPEG or PNG files."""
+
+    unit = "image"
+
+    def name(self, field: Field) -> str:
+        """The codec, such as ``jpeg``."""
+        return _encoding(field).codec
+
+    def axes(self, field: Field) -> str:
+        """The shape of the array."""
+        return str(list(_encoding(field).shape))
+
+    def describe(self, field: Field) -> str:
+        """Such as ``jpeg image [480, 640, 3]``."""
+        return f"{self.name(field)} image {self.axes(field)}"
+
+    def convert(self, field: Field, value: object, path: str, lead: tuple[int, ...]) -> Column:
+        """Encode arrays, and look at files; see `convert_images`."""
+        return convert_images(field, value, path, lead)
+
+    def leading(self, field: Field, value: object) -> int:
+        """Of an array three less than it has, of files those of the lists."""
+        return leading_axes_of_images(value)
+
+    def drawn(self, field: Field) -> Field:
+        """A field of arrays."""
+        return type(field)(_encoding(field).shape, "uint8")
+
+    def decode(
+        self, field: Field, column: Column, same: NDArray[np.int64] | None
+    ) -> tuple[Column, dict[int, str]]:
+        """Decode each file once."""
+        return decode_images(field, column, same)
+
+    def show(self, field: Field, value: Any) -> str:
+        """Codec, shape and size of a file, or the shape of an array."""
+        if np.ndim(value) == 3:
+            return f"image {list(np.shape(value))}"
+        return f"{self.describe(field)} ({self.length(field, len(value))})"
+
+    def summary(self, field: Field, value: Any) -> Any:
+        """The size of a file; of an array range and mean."""
+        if np.ndim(value) == 3:
+            return Fixed.summary(self, field.drawn, value)
+        return {"image": self.name(field), "bytes": int(np.asarray(value).size)}
+
+    def length(self, field: Field, count: int) -> str:
+        """Such as ``3 bytes``."""
+        return f"{count:,} byte{'' if count == 1 else 's'}"
+
+
+def _encoding(field: Field) -> ImageEncoding:
+    assert field.encoding is not None
+    return field.encoding
+
+
+KINDS: list[Kind] = [Images(), Text(), Bytes(), Varying(), BFloat16(), Fixed()]
 """All kinds. The first that claims a field is the field's."""
 
 

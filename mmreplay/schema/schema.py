@@ -22,7 +22,7 @@ from mmreplay.schema.spaces import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from gymnasium.spaces import Space
     from numpy.typing import DTypeLike
@@ -60,11 +60,12 @@ class Schema:
         ('observation/pixels', 'reward')
     """
 
-    __slots__ = ("_autoreset", "_num_envs", "fields", "roles")
+    __slots__ = ("_autoreset", "_drawn", "_num_envs", "fields", "roles")
 
     fields: Mapping[str, Field]
     roles: Mapping[str, str]
     _autoreset: Autoreset | None
+    _drawn: Schema | None
     _num_envs: int | None
 
     def __init__(
@@ -269,7 +270,7 @@ class Schema:
             )
         root = self.role(role)
         assert root is not None
-        return {path: self.fields[path] for path in paths}, root
+        return {path: self.fields[path].drawn for path in paths}, root
 
     @classmethod
     def from_env(
@@ -368,6 +369,25 @@ class Schema:
     def varying(self) -> tuple[str, ...]:
         """Paths of the fields that vary from step to step, in order."""
         return tuple(path for path, field in self.fields.items() if field.varies)
+
+    @property
+    def drawn(self) -> Schema:
+        """The schema of what draws hold: images are arrays there, and not files."""
+        if self._drawn is None:
+            object.__setattr__(self, "_drawn", self.drawn_without(()))
+        assert self._drawn is not None
+        return self._drawn
+
+    def drawn_without(self, as_stored: Collection[str]) -> Schema:
+        """The same, where some fields stay as they are stored.
+
+        Args:
+            as_stored: Their paths.
+        """
+        drawn = {p: f if p in as_stored else f.drawn for p, f in self.fields.items()}
+        if all(field is self.fields[path] for path, field in drawn.items()):
+            return self
+        return Schema.from_flat(drawn, self.roles)
 
     @property
     def max_heap_nbytes(self) -> int:
@@ -525,6 +545,8 @@ class Schema:
         check_roles(fields, playing)
         object.__setattr__(self, "fields", MappingProxyType(fields))
         object.__setattr__(self, "roles", MappingProxyType(playing))
+        # Found when it is asked for: most schemas are their own.
+        object.__setattr__(self, "_drawn", None)
         self._stating(None)
 
     def _stating(self, autoreset: Autoreset | None, num_envs: int | None = None) -> Schema:

@@ -22,6 +22,7 @@ from mmreplay.transforms.base import (
     Transform,
 )
 from mmreplay.transforms.base_steps import BaseSteps, BatchRows, Where, around
+from mmreplay.transforms.encoded import as_stored
 from mmreplay.transforms.outline import Outline, ReadAt
 from mmreplay.transforms.without_next import WithoutNext
 
@@ -44,6 +45,7 @@ class Pipeline:
         after: Rows after it, up to its episode's end; the row of a derived next
             observation is one of them.
         derived: Next observations are read from the row after a step.
+        as_stored: Paths of fields that batches hold as they are stored; see `Encoded`.
         fields: Shape and dtype of what a batch holds, by name.
     """
 
@@ -61,7 +63,9 @@ class Pipeline:
         Raises:
             SchemaError: A transform cannot stand where it does.
         """
-        outline = Outline.of(schema, final_follows=final_follows)
+        # Before the first of them looks at a field.
+        self.as_stored = as_stored(transforms, schema)
+        outline = Outline.of(schema.drawn_without(self.as_stored), final_follows=final_follows)
         without = next((t for t in transforms if isinstance(t, WithoutNext)), None)
         bounds = list[Bound]()
         for transform in transforms:

@@ -12,6 +12,7 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
 from mmreplay.format.heap import References, checksums, legal, nbytes_of, offsets
 from mmreplay.format.metadata import Metadata
+from mmreplay.schema import Field
 from mmreplay.schema.field import REFERENCE
 from mmreplay.storage.layout import HEAP, RECORDS, record_layout
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -22,6 +23,8 @@ from mmreplay.verify.slots import Claim, CommitFile
 CHUNK_ROWS = 4096
 CHUNK_NBYTES = 1 << 20
 """Longer values are read in chunks: a forged one may be of any length."""
+DECODED_IMAGES = 1000
+"""About so many images are decoded; of the others header and end are looked at."""
 
 Array = NDArray[np.int64]
 
@@ -31,12 +34,14 @@ class StoredValues:
 
     Attributes:
         fields: By path, those that vary.
+        decode_every: One of so many images is decoded; 0 for none.
     """
 
     def __init__(self, opened: Mapping[str, File], metadata: Metadata) -> None:
         self._opened, self._metadata = opened, metadata
         self._placement = record_layout(metadata.schema)
         self.fields = {path: metadata.schema.fields[path] for path in metadata.schema.varying}
+        self._num_images, self.decode_every = 0, 1
 
     def records(self, env_id: int, first: int, stop: int) -> References:
         """Read the records of positions ``[first, stop)``, with their references."""
@@ -91,7 +96,26 @@ class StoredValues:
                     wrong[at, number] = (
                         f"the checksum of its value must be {expected:08x}, got {found:08x}"
                     )
+                elif field.encoding is not None:
+                    file = self._opened[HEAP].pread(size, int(begins[at]))
+                    wrong[at, number] = self.image_problem(field, file)
         return wrong
+
+    def image_problem(self, field: Field, file: bytes | NDArray[np.uint8]) -> str | None:
+        """What is wrong with the file of an image; every so many are decoded."""
+        encoding = field.encoding
+        assert encoding is not None
+        problem = encoding.problem(file)
+        self._num_images += 1
+        if problem is None and self.decode_every and self._num_images % self.decode_every == 0:
+            try:
+                encoding.decode(file, np.empty(encoding.shape, np.uint8))
+            except ValueError as error:
+                problem = str(error)
+            except FailedError:
+                # Without the library headers are what can be looked at.
+                self.decode_every = 0
+        return None if problem is None else f"it is no {field.description}: {problem}"
 
     def _checksum(self, nbytes: int, offset: int) -> int:
         """The checksum of bytes of the heap."""
@@ -129,6 +153,8 @@ class ValueCheck:
         """Check the rows that are served to readers; none where no field varies."""
         if not self._values.fields:
             return
+        rows = int((claim.published - claim.firsts).sum())
+        self._values.decode_every = max(1, rows // DECODED_IMAGES)
         for env_id in range(self._metadata.ring.num_envs):
             stop = int(claim.published[env_id])
             # Where the values of rows so far end: those after them begin there.
@@ -242,4 +268,9 @@ class SealedValueCheck(ValueCheck):
                     f"got {sums[at]:08x}"
                 )
             wrong[illegal, number] = "its reference leads to no value, or to one of another length"
+            ends = np.cumsum(nbytes)
+            for at in np.flatnonzero(nbytes).tolist() if field.encoding is not None else ():
+                if wrong[at, number] is None:
+                    file = data[ends[at] - nbytes[at] : ends[at]]
+                    wrong[at, number] = self._values.image_problem(field, file)
         return records, wrong

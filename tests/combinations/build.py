@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 
 import mmreplay as mr
 from tests.combinations.cases import Case
@@ -15,6 +16,10 @@ CAPACITY = 12
 HEAP = 1 << 16
 AGENTS = 2
 VARYING = ("numbers", "text", "bytes")
+"""Kinds whose values differ in length."""
+IMAGES = ("png", "jpeg")
+IN_HEAP = VARYING + IMAGES
+IMAGE_SHAPE = (8, 10, 3)
 FORMATS = {
     "npz": "rows.npz",
     "pt": "rows.pt",
@@ -101,6 +106,10 @@ def value_of(kind, number):
         return f"é{number}" * (number % 3)
     if kind == "bytes":
         return bytes([number % 251, 0]) * (number % 3)
+    if kind in IMAGES:
+        image = np.zeros(IMAGE_SHAPE, np.uint8)
+        image[:4], image[4:] = number % 256, number // 256
+        return image
     if kind == "bool":
         return np.array([number >> bit & 1 for bit in range(8)], bool)
     if kind == "float16":
@@ -114,7 +123,14 @@ def as_read(kind, value):
     """A value as the buffer gives it back."""
     if kind == "bfloat16":
         return (value.view(np.uint32) >> 16).astype(np.uint16)
+    if kind == "jpeg":
+        return simplejpeg.decode_jpeg(file_of(value))
     return value
+
+
+def file_of(image):
+    """An image as the library for JPEG encodes it."""
+    return simplejpeg.encode_jpeg(image, 95, colorsubsampling="444", fastdct=False)
 
 
 def field_of(kind):
@@ -127,6 +143,8 @@ def field_of(kind):
         "numbers": lambda: mr.Field((None,), "int32", max_length=8),
         "text": lambda: mr.Field.text(max_bytes=60),
         "bytes": lambda: mr.Field.bytes(max_bytes=60),
+        "png": lambda: mr.Field.image(IMAGE_SHAPE, "png", max_bytes=2000),
+        "jpeg": lambda: mr.Field.image(IMAGE_SHAPE, "jpeg", 95, "444", max_bytes=2000),
         "bool": lambda: mr.Field((8,), "bool"),
         "float16": lambda: mr.Field((2,), "float16"),
         "bfloat16": lambda: mr.Field((2,), "bfloat16"),
@@ -167,7 +185,7 @@ class Builder:
         agents = AGENTS if case.kind == "agents" else None
         self.agents = agents
         ends = mr.Field(() if agents is None else (agents,), "bool")
-        self.varies = any(kind in VARYING for kind in self.leaves.values())
+        self.varies = any(kind in IN_HEAP for kind in self.leaves.values())
         flat = {path: field_of(kind) for path, kind in self.leaves.items()}
         flat |= {
             "action": mr.Field((), "int32"),
@@ -186,7 +204,7 @@ class Builder:
             observations=tuple(self.observation),
             next_observation=case.next_observation,
             agents=agents,
-            varying={path for path, kind in self.leaves.items() if kind in VARYING},
+            varying={path for path, kind in self.leaves.items() if kind in IN_HEAP},
         )
         self.number = 0
         self.lost = []

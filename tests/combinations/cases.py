@@ -52,6 +52,8 @@ DIMENSIONS = {
         "numbers",  # of any length
         "text",
         "bytes",
+        "png",  # images
+        "jpeg",
         "bool",
         "float16",
         "bfloat16",
@@ -81,7 +83,7 @@ DIMENSIONS = {
 }
 """The first value of each is the plainest, which shrinking tries."""
 
-_VARYING = ("numbers", "text", "bytes")
+_VARYING = ("numbers", "text", "bytes", "png", "jpeg")
 
 IMPOSSIBLE = (
     (

@@ -601,6 +601,10 @@ KINDS: dict[str, FieldKind] = {
     "bytes": FieldKind(
         {"x": mr.Field.bytes(16)}, lambda count: {"x": [b"\x00\xff"[: n % 3] for n in range(count)]}
     ),
+    "png": FieldKind(
+        {"x": mr.Field.image((8, 10, 3), "png", max_bytes=2000)},
+        lambda count: {"x": numbers(count, (8, 10, 3), "uint8")},
+    ),
     "agents": FieldKind(
         {"x": mr.Field((2,), "float32")},
         lambda count: {"x": numbers(count, (2,), "float32")},
@@ -703,6 +707,7 @@ TRANSFORMS: dict[str, tuple[str | None, Callable[[FieldKind], Any]]] = {
     "OneHot": (None, lambda _: mr.OneHot(3, "x")),
     "Delta": ("observation", lambda _: mr.Delta()),
     "WithoutNext": ("observation", lambda _: mr.WithoutNext()),
+    "Encoded": (None, lambda _: mr.Encoded("x")),
     "Apply": (None, lambda _: mr.Apply(same)),
 }
 

@@ -76,10 +76,7 @@ class FormatContract:
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch):
-        """Wait for no device: what these tests look at is in the page cache.
-
-        And of the random buffers take some only, where a slice is run.
-        """
+        """Wait for no device, as all is in the page cache; do less in a slice."""
         monkeypatch.setattr(files.Disk, "datasync", lambda self, fd: None)
         monkeypatch.setattr(files.Disk, "sync_folder", lambda self, fd: None)
         monkeypatch.setattr(formats, "HISTORIES", slices.count(formats.HISTORIES, 8))

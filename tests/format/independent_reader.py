@@ -48,7 +48,12 @@ def read_metadata(folder):
     assert said["format"] == "mmreplay"
     assert said["version"][0] == 1
     varies = any(field["shape"][:1] == [None] for field in said["schema"])
-    assert said["features"]["incompat"] == ["heap"] * varies
+    images = [field for field in said["schema"] if field.get("kind") == "image"]
+    assert said["features"]["incompat"] == ["heap"] * varies + ["image"] * bool(images)
+    for field in said["schema"]:
+        assert ("image" in field) == (field in images)
+        if field in images:
+            check_image_field(field)
     assert said["version"] == [1, int(varies)]
     assert ("heap_bytes" in said) == varies
     if varies:
@@ -60,6 +65,38 @@ def read_metadata(folder):
     assert said["slots"] >= said["capacity"] + said["reserve"] + said["block_rows"]
     assert said["slots"] % said["block_rows"] == 0
     return said
+
+
+def check_image_field(field):
+    assert (field["shape"], field["dtype"], field["exact"]) == ([None], "uint8", False)
+    assert not field["mutable"]
+    image = field["image"]
+    assert set(image) == {"shape", "codec", "quality", "subsampling"}
+    height, width, channels = image["shape"]
+    assert 1 <= height <= 65_500
+    assert 1 <= width <= 65_500
+    assert channels in (1, 3)
+    if image["codec"] == "jpeg":
+        assert 1 <= image["quality"] <= 100
+        assert image["subsampling"] in ("444", "422", "420")
+    else:
+        assert image["codec"] == "png"
+        assert image["quality"] is image["subsampling"] is None
+
+
+def image_shape(file):
+    """The shape that the header of a PNG or JPEG states, and its codec."""
+    if file.startswith(b"\x89PNG\r\n\x1a\n"):
+        width, height, bits, color = struct.unpack_from(">IIBB", file, 16)
+        assert bits == 8
+        return [height, width, {0: 1, 2: 3}[color]], "png"
+    assert file.startswith(b"\xff\xd8")
+    at = 2
+    while file[at + 1] not in (0xC0, 0xC1):
+        at += 2 + int.from_bytes(file[at + 2 : at + 4], "big")
+    bits, height, width, channels = struct.unpack_from(">BHHB", file, at + 4)
+    assert bits == 8
+    return [height, width, channels], "jpeg"
 
 
 def aligned(nbytes):
@@ -196,6 +233,9 @@ def read_values(said, heap, env, references, bounds, sealed):
             assert google_crc32c.value(value) == crc
             if field["kind"] == "text":
                 value.decode()
+            if field["kind"] == "image":
+                image = field["image"]
+                assert image_shape(value) == (image["shape"], image["codec"])
             found[field["name"]].append(value)
     return found
 

@@ -14,6 +14,7 @@ from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
 from mmreplay.verify import verify_buffer
 from tests.format import independent_reader
+from tests.schema.image_files import pixels_of
 from tools import make_golden
 
 EXPECTED, FOLDERS = {}, {}
@@ -23,6 +24,7 @@ for version in make_golden.MAKERS:
     EXPECTED |= made
     FOLDERS |= {name: folder / name for name in made}
 GOLDEN = sorted(EXPECTED)
+IMAGES = ("cameras", "films")
 # Blocks with a valid sum, and those of them that hold a row alive.
 BLOCKS = {
     "env_major": (48, 48),
@@ -33,6 +35,8 @@ BLOCKS = {
     "texts": (17, 17),
     "frames": (66, 60),
     "prompts": (39, 32),
+    "cameras": (45, 45),
+    "films": (48, 40),
 }
 
 
@@ -72,6 +76,7 @@ def test_they_read_equal_and_reading_changes_nothing(name, expected):
 def test_each_row_holds_what_its_number_says(name):
     with mr.ReplayBuffer.open(FOLDERS[name]) as buffer:
         found = buffer.gather_all()
+        columns = {path: make_golden.stored(buffer, found, path) for path in buffer.schema.paths}
         for row in np.flatnonzero(~found["final"]):
             number = int(found["number"][row])
             assert number // 1000 == found.env_ids[row]
@@ -81,7 +86,18 @@ def test_each_row_holds_what_its_number_says(name):
                 if path == "number" or (field.mutable and name == "env_major"):
                     continue
                 made = make_golden.value(field, number)
-                assert text(found[path][row]) == text(made), (path, number)
+                assert text(columns[path][row]) == text(made), (path, number)
+
+
+def test_drawn_images_are_what_other_decoders_see(name):
+    with mr.ReplayBuffer.open(FOLDERS[name]) as buffer:
+        found = buffer.gather_all()
+        images = [path for path, field in buffer.schema.fields.items() if field.kind == "image"]
+        assert bool(images) == (name in IMAGES)
+        for row in np.flatnonzero(~found["final"]):
+            for path in images:
+                file = make_golden.value(buffer.schema[path], int(found["number"][row]))
+                assert found[path][row].tolist() == pixels_of(file.tobytes()).tolist()
 
 
 def test_they_verify(name):
@@ -117,6 +133,7 @@ def test_a_copy_goes_on_where_it_was(name, expected, copy):
         assert buffer.recovery.how == "clean"
         assert buffer.heads.tolist() == [stop + 3 for stop in expected["stop"]]
         found = buffer.gather_all()
+        columns = {path: make_golden.stored(buffer, found, path) for path in buffer.schema.paths}
     places = zip(expected["env_ids"], expected["positions"], strict=True)
     known = {place: row for row, place in enumerate(places)}
     both = zip(found.env_ids.tolist(), found.positions.tolist(), strict=True)
@@ -124,7 +141,7 @@ def test_a_copy_goes_on_where_it_was(name, expected, copy):
     assert len(kept) >= len(known) - 3 * len(expected["stop"])
     for path, rows in expected["rows"].items():
         for row, old in kept:
-            assert text(found[path][row]) == rows[old], (path, row)
+            assert text(columns[path][row]) == rows[old], (path, row)
     assert verify_buffer(copy).ok
 
 

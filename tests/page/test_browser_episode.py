@@ -347,14 +347,19 @@ def test_images_of_every_kind_are_shown(tab, serve, tmp_path, rng):
         "gray": rng.integers(0, 256, (count, 20, 20), np.uint8),
         "stack": rng.integers(0, 256, (count, 4, 36, 36), np.uint8),
         "depth": rng.random((count, 18, 16), np.float32),
+        "png": rng.integers(0, 256, (count, 22, 30, 3), np.uint8),
+        "jpeg": rng.integers(0, 256, (count, 26, 30, 3), np.uint8),
     }
     fields = {
         name: mr.Field(values.shape[1:], values.dtype.name) for name, values in images.items()
     }
+    fields["png"] = mr.Field.image((22, 30, 3), "png")
+    fields["jpeg"] = mr.Field.image((26, 30, 3), quality=90)
     schema = mr.Schema({"observation": fields, "reward": mr.Field((), "float32")})
     with mr.ReplayBuffer.create(tmp_path / "a", schema, 20) as buffer:
         reward = np.ones(count, np.float32)
         buffer.extend({"observation": images, "reward": reward})
+        jpeg = buffer.get_field("observation/jpeg", 0, 5)
     tab.open(serve(tmp_path / "a"), "e=0:0&t=5")
     options = tab.wait(
         "const o = [...document.querySelectorAll('#image option')].map((e) => e.value);"
@@ -364,6 +369,8 @@ def test_images_of_every_kind_are_shown(tab, serve, tmp_path, rng):
     gray = {"gray": images["gray"][5], "stack": images["stack"][5, -1]}
     wanted = {
         "camera": images["camera"][5],
+        "png": images["png"][5],
+        "jpeg": jpeg,
         "first": images["first"][5].transpose(1, 2, 0),
         **{name: np.repeat(frame[..., None], 3, 2) for name, frame in gray.items()},
     }

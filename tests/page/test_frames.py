@@ -1,5 +1,7 @@
 """Image layouts are recognized, or stated, and frames are numpy's pixels."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,21 @@ def test_depth_has_a_colour_map_over_the_range_of_the_sample(ask, tmp_path, rng)
     same = (pixels == expected).all(axis=2) | ~np.isfinite(depth[3])
     # A value between two levels may be rounded to either.
     assert same.mean() > 0.95
+
+
+@pytest.mark.parametrize("codec", ["png", "jpeg"])
+def test_fields_of_images_are_shown_as_arrays_are(ask, tmp_path, rng, codec):
+    frames = rng.integers(0, 256, (30, 20, 24, 3), np.uint8)
+    fields = {"observation": mr.Field.image((20, 24, 3), codec)}
+    with mr.ReplayBuffer.create(tmp_path / "files", mr.Schema(fields), 50) as buffer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", mr.LossWarning)
+            buffer.extend(observation=frames)
+        drawn = buffer.get_field("observation", 0, np.arange(3, 5))
+    head, body = ask(tmp_path / "files").arrays("frames", "field=observation&env=0&first=3&count=2")
+    assert head["shape"] == [2, 20, 24, 3]
+    assert body == drawn.tobytes()
+    assert codec == "jpeg" or body == frames[3:5].tobytes()
 
 
 def test_colours_in_floats_are_their_own(ask, tmp_path, rng):

@@ -117,7 +117,7 @@ def test_the_repr_of_a_field_that_varies_makes_it_again(field, text):
         ),
         (
             lambda: Field((None,), "uint8", max_length=4, kind="html"),
-            "kind must be one of 'array', 'text', 'bytes', got 'html'. Use Field.text",
+            "kind must be one of 'array', 'text', 'bytes', 'image', got 'html'. Use Field.text",
         ),
         (
             lambda: Field((None,), "int8", max_length=4, kind="text"),
@@ -212,7 +212,7 @@ GOOD = {
         ({"max_length": 2**32}, "max_length of 'a' .* got 4294967296"),
         ({"max_length": True}, "max_length of 'a' must be an integer .*, got True"),
         ({"max_length": None}, "max_length of 'a' must be an integer .*, got None"),
-        ({"kind": "html"}, "kind of 'a' must be one of array, text, bytes, got 'html'"),
+        ({"kind": "html"}, "kind of 'a' must be one of array, text, bytes, image, got 'html'"),
         ({"kind": ["text"]}, r"kind of 'a' must be one of .*, got \['text'\]"),
         ({"dtype": "int8"}, "kind 'text' must have shape .* int8"),
         ({"exact": True}, "kind 'text' must have shape .* exact=True"),

@@ -279,10 +279,10 @@ class BufferLocation:
         size_name: str | None,
     ) -> None:
         got = (existing.ring.num_envs, existing.ring.capacity)
-        if got == (num_envs, capacity) and existing.schema == schema:
+        if got == (num_envs, capacity) and existing.schema.drawn == schema:
             return
         name, way = "", "Pass the arguments that it was made with, or another path."
-        if got[0] == num_envs and existing.schema == schema:
+        if got[0] == num_envs and existing.schema.drawn == schema:
             name = f"{size_name}: " if size_name else ""
             where = shlex.quote(str(self.path))
             way = f"Close it and run mmreplay resize {where} {capacity}. {way}"

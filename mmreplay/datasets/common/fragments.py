@@ -9,7 +9,7 @@ one episode stops and another starts, whether the source says so or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeGuard
 
@@ -20,8 +20,8 @@ from mmreplay.convert.base import Block, Notes, Reader, default_rows
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools, Marks
 from mmreplay.convert.values import VALUES_NBYTES
-from mmreplay.datasets.common.rows import Array, ColumnRows, ShiftedRows
-from mmreplay.errors import FormatError
+from mmreplay.datasets.common.rows import Array, ColumnRows, ShiftedRows, field_of, files_of
+from mmreplay.errors import CorruptError, FormatError
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
@@ -103,6 +103,7 @@ class FragmentReader(Reader):
         self._close = close
         self._fragments = fragments
         self._schema = schema
+        self._files: dict[str, str] = {}
         empty = np.zeros(num_envs, np.int64)
         self.tally = Tally(empty.copy())
         self._count(default_rows(Description(schema, empty, empty, 1)) // CHUNKS_PER_BLOCK or 1)
@@ -180,6 +181,32 @@ class FragmentReader(Reader):
             rows = max(1, min(rows, VALUES_NBYTES // longest))
         yield from regroup(self._blocks(rows, paths), rows)
 
+    def as_files(self, path: str, codec: str) -> bool:
+        """See `Reader.as_files`."""
+        first = next(self._fragments(), None)
+        if first is None or path in self._files:
+            return False
+        columns = [held.get(path) for held in (first.columns, first.next_obs)]
+        files = [files_of(rows, codec) for rows in columns if rows is not None]
+        if not files or files[0] is None or None in files:
+            return False
+        self._files[path] = codec
+        fields = {**self._schema.fields, path: field_of(files[0])}
+        self._schema = Schema.from_flat(fields, self._schema.roles)
+        self._description = replace(self._description, schema=self._schema)
+        return True
+
+    def _files_or_rows(self, columns: Mapping[str, ColumnRows], path: str) -> ColumnRows:
+        """A column of a fragment, perhaps of files."""
+        rows, codec = columns[path], self._files.get(path)
+        found = rows if codec is None else files_of(rows, codec)
+        if found is None:
+            raise CorruptError(
+                f"{path!r} has files of several formats, which one field cannot hold. Cast it with "
+                "a quality, such as jpeg:90:420, which encodes them again."
+            )
+        return found
+
     def narrow(self, span: Span) -> None:
         """See `Reader.narrow`: episodes outside are not read."""
         self._span = span
@@ -250,16 +277,21 @@ class FragmentReader(Reader):
         wanted = [path for path in paths if path not in ENDS]
         for first in range(0, fragment.steps, rows):
             stop = min(first + rows, fragment.steps)
-            columns = {p: fragment.columns[p].read(first, stop) for p in wanted}
+            columns = {
+                p: self._files_or_rows(fragment.columns, p).read(first, stop) for p in wanted
+            }
             terminated, truncated = fragment.ends(first, stop)
             stated = terminated | truncated
-            split = _disconnected(fragment, first, stop, columns) & ~stated
+            decoded = {p: column for p, column in columns.items() if p not in self._files}
+            split = _disconnected(fragment, first, stop, decoded) & ~stated
             final = (stated | split) & bool(fragment.next_obs)
             next_obs: dict[str, Array] = {}
             if wanted and final.any():
                 at_rows = first + np.flatnonzero(final)
                 next_obs = {
-                    p: _at(c, at_rows) for p, c in fragment.next_obs.items() if p in columns
+                    p: _at(self._files_or_rows(fragment.next_obs, p), at_rows)
+                    for p in fragment.next_obs
+                    if p in columns
                 }
             yield _Chunk(first, stated, split, terminated, truncated, final, columns, next_obs)
 

@@ -107,6 +107,11 @@ class ShiftedRows:
         """See `Rows.read`."""
         return self._rows.read(first + self._shift, stop + self._shift)
 
+    def as_files(self, codec: str) -> ShiftedRows | None:
+        """The same of images as files; None if the column has none."""
+        files = files_of(self._rows, codec)
+        return None if files is None else ShiftedRows(files, self._shift, self.count)
+
 
 class ScalarRows:
     """Rows of one value each; the source may have an axis of length 1."""
@@ -176,6 +181,13 @@ def is_scalar(shape: tuple[int, ...]) -> bool:
 def scalar(rows: ColumnRows) -> ColumnRows:
     """Return rows of shape ``[1]``, such as rewards, as rows of shape ``[]``."""
     return ScalarRows(rows) if rows.shape == (1,) else rows
+
+
+def files_of(rows: object, codec: str) -> ColumnRows | None:
+    """A column of images as the files that they are; None if it has none of a codec."""
+    as_files = getattr(rows, "as_files", None)
+    found: ColumnRows | None = None if as_files is None else as_files(codec)
+    return found
 
 
 def field_of(rows: ColumnRows) -> Field:

@@ -233,7 +233,7 @@ def array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str,
     about: dict[str, Any] = {"path": array.path}
     if field is not None:
         # Other readers see the bytes, and know by these what they are.
-        kind, fill = values.DATA_TYPES[field.kind], ""
+        kind, fill = values.DATA_TYPES[field.rules.form], ""
         about |= {"dtype": field.dtype, "inner_shape": [*field.inner]}
     inner = {
         "chunk_shape": [*array.chunk, *array.shape],

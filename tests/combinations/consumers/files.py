@@ -49,7 +49,7 @@ def assert_set(built, folder, steps):
     with mr.ReplayBuffer.open(target) as loaded:
         rows = loaded.gather_all()
         stored = [built.twin.stored(index) for index in steps]
-        assert loaded.schema == built.buffer.schema
+        assert loaded.schema == built.buffer.schema.drawn
         assert len(rows) == len(steps)
         for path in loaded.schema.paths:
             if path not in ("terminated", "truncated"):
@@ -65,7 +65,7 @@ def to_lerobot(built, rng):
     """All steps become a set, or a sentence says why not."""
     folder, steps = built.new_path("set"), built.twin.steps()
     fields = built.buffer.schema.fields.values()
-    if not steps or any(field.varies and field.kind != "text" for field in fields):
+    if not steps or any(field.drawn.varies and field.kind != "text" for field in fields):
         with refused(mr.ReplayError):
             mr.export(built.buffer, folder, format="lerobot", fps=10, video=False)
         assert not folder.exists()
@@ -78,7 +78,7 @@ def to_lerobot(built, rng):
 def appended(built, rng):
     """Finished episodes are appended in two turns, each once, and no others."""
     twin, folder = built.twin, built.new_path("set")
-    if any(f.varies and f.kind != "text" for f in built.buffer.schema.fields.values()):
+    if any(f.drawn.varies and f.kind != "text" for f in built.buffer.schema.fields.values()):
         return
     description = BufferReader(built.buffer).describe()
     first, stop = description.first, description.stop

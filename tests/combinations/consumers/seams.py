@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 
 import mmreplay as mr
-from tests.combinations.build import HEAP, VARYING, field_of, indices_of, value_of
+from tests.combinations.build import HEAP, IN_HEAP, field_of, indices_of, value_of
 from tests.combinations.compare import refused
 from tests.waits import until
 
@@ -156,7 +156,7 @@ def reset_rows(built, rng):
             engine="memory",
             commit_every=None,
             autoreset="same_step" if known else "disabled",
-            heap_bytes=HEAP if kind in VARYING else None,
+            heap_bytes=HEAP if kind in IN_HEAP else None,
         )
         with buffer, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -9,7 +9,7 @@ import numpy as np
 from mmreplay.cli.run import run
 from mmreplay.page.api import Page
 from mmreplay.page.wire import unpack
-from tests.combinations.build import VARYING
+from tests.combinations.build import IN_HEAP, VARYING
 from tests.combinations.compare import assert_refusal
 from tests.combinations.expected import as_numbers
 
@@ -52,7 +52,7 @@ def info(built, rng):
         "headless": sum(map(twin.headless, episodes)),
     }
     assert facts["autoreset"] == built.case.autoreset
-    if built.case.history == "compacted" and set(VARYING) & set(built.fields.values()):
+    if built.case.history == "compacted" and set(IN_HEAP) & set(built.fields.values()):
         # Shards of values that vary are of one environment each.
         assert facts["layout"] == "env_major"
     else:
