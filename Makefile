@@ -37,6 +37,9 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl+web.ready)
 DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
+# Tests start many interpreters, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 SATELLITES := adapters bench cli convert on_ray page recording tools
 
 .PHONY: demo test test-core docs ray peers check install install-ray clean

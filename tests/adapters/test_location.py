@@ -61,7 +61,7 @@ def test_a_buffer_that_is_there_is_refused_without_resume(tmp_path):
         BufferLocation("any", tmp_path / "ring")
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_another_capacity_names_resize_and_leaves_the_folder_as_it_is(tmp_path, shared):
     home = BufferLocation("any", tmp_path / "my ring")
     filled(home)

@@ -7,6 +7,7 @@ from tools.bench import bench_workers
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("workers", "context"), [(4, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]

@@ -160,6 +160,7 @@ def test_an_add_with_final_observations_struck_anywhere(path, env_ids):
     struck.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("final", [False, pytest.param(True, marks=SLOW)])
 @pytest.mark.parametrize("env_ids", [None, pytest.param([2, 0], marks=SLOW)])
 @pytest.mark.parametrize("layout", ["time_major", pytest.param("env_major", marks=SLOW)])

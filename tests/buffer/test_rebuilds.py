@@ -78,6 +78,7 @@ def test_a_thread_draws_while_another_one_switches(tmp_path, monkeypatch, change
     buffer.close()
 
 
+@pytest.mark.slow
 def test_draws_and_commits_during_rebuilds_never_fail(tmp_path):
     sampler = mr.PrioritizedSampler(seed=0)
     with made(tmp_path / "b", sampler=sampler) as buffer:

@@ -49,6 +49,7 @@ def test_impossible_cases_have_a_reason_and_values_that_are_there():
             assert set(values) <= set(DIMENSIONS[name]), (name, values)
 
 
+@pytest.mark.slow
 def test_all_possible_pairs_come_three_times_in_2000_cases():
     drawn = list(draw_cases(2000, 1))
     assert run.uncovered(drawn) == []

@@ -100,6 +100,7 @@ def test_sources_are_named_and_counted(tmp_path):
     assert str(tmp_path) not in json.dumps(said)
 
 
+@pytest.mark.slow
 def test_many_sources_and_numbers_are_counted_only(tmp_path):
     paths = [ring(tmp_path / f"s{n}", 3 * n, 3) for n in range(MAX_LISTED + 2)]
     mr.load(paths, tmp_path / "x", episodes=[*range(MAX_LISTED + 1)])

@@ -63,7 +63,7 @@ slices = st.builds(slice, st.none() | st.integers(-30, 30), st.none() | st.integ
 
 
 @given(past=histories(), episodes=st.none() | slices, rows=st.none() | slices)
-@settings(max_examples=count(60, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(60, 15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_chosen_is_what_a_list_of_rows_gives(tmp_path, past, episodes, rows):
     place = tmp_path / str(next(numbers))
     with play(place / "source", past) as source:

@@ -51,6 +51,7 @@ def test_the_rules_hold(kind):
         assert world.seen["power cuts checked"] > STEPS // 4
 
 
+@pytest.mark.slow
 def test_the_worlds_meet_every_case():
     seen = World().seen
     for seed in range(4):

@@ -53,6 +53,7 @@ def test_the_rules_hold(kind):
         assert world.seen["power cuts checked"] > STEPS // 4
 
 
+@pytest.mark.slow
 def test_the_worlds_meet_every_case():
     seen = Counter()
     for seed in range(8):

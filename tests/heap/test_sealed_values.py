@@ -8,6 +8,7 @@ import shutil
 import struct
 import threading
 import warnings
+from functools import cache
 
 import google_crc32c
 import numpy as np
@@ -48,6 +49,7 @@ def quick_disk():
         yield
 
 
+@cache
 def step(number):
     rng = np.random.default_rng(number)
     return {
@@ -119,6 +121,7 @@ def bounds(buffer):
 # Writing
 
 
+@pytest.mark.slow
 def test_rows_live_as_long_as_the_capacity_says_however_often_the_heap_laps(tmp_path):
     buffer = create(tmp_path / "ring")
     for number in range(700):
@@ -432,6 +435,7 @@ def test_a_resize_drops_no_row_for_want_of_heap(ring, heap_bytes):
     assert mr.verify_buffer(ring).ok
 
 
+@pytest.mark.slow
 def test_another_field_leaves_the_values_as_they_are(ring):
     with reopened(ring) as buffer:
         buffer.add_field("more", mr.Field((), "int32"), 7)
@@ -666,6 +670,7 @@ def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(claime
     assert [path.name for path in claimed.parent.iterdir()] == ["ring"]
 
 
+@pytest.mark.slow
 def test_verify_finds_every_sealed_reference_that_claims_another_length(claimed):
     report = mr.verify_buffer(claimed)
     found = [finding for finding in report.findings if finding.kind == "value"]

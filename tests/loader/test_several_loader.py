@@ -139,6 +139,7 @@ def test_a_buffer_that_is_resized_meanwhile_is_followed(tmp_path):
         assert late.max() >= 200
 
 
+@pytest.mark.slow
 def test_memory_of_batches_of_varying_shares_is_bounded(paths):
     both = opened(paths, shares=None)
     with mr.ReplayLoader(both, 48, prefetch=2) as loader:

@@ -747,6 +747,7 @@ def test_ten_thousand_action_components(ask, tmp_path, rng):
     assert len(client.json("values", "env=0&first=0&count=2")["values"]) == 1
 
 
+@pytest.mark.slow
 def test_the_cost_of_many_fields_is_linear(ask, tmp_path):
     def calls(count, name, query=""):
         fields = {f"f{i}": mr.Field((), "float32") for i in range(count)}

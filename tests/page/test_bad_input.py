@@ -243,7 +243,7 @@ def test_the_browser_is_not_waited_for(monkeypatch):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["flags.bin", "records.bin", "COMMIT", "all"])
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_files_that_become_shorter_while_they_are_shown(serve, tmp_path, rng, name):
     bad = make_buffer(tmp_path / "bad", rng)
     server = serve(bad, make_buffer(tmp_path / "good", rng))

@@ -553,6 +553,7 @@ def test_a_few_equal_frames_among_the_newest_are_fine(ask, tmp_path, rng):
     assert [title for (_, fine), title in found.items() if not fine] == []
 
 
+@pytest.mark.slow
 def test_environments_as_long_as_two_runs_are_looked_at_everywhere(tmp_path):
     lead = 128, 1023
     path = make(

@@ -390,6 +390,7 @@ def test_heads_are_found_in_the_time_that_the_files_take(tmp_path, monkeypatch, 
     assert looked
 
 
+@pytest.mark.slow
 def test_shards_are_looked_for_once(tmp_path, monkeypatch):
     path, asked = tmp_path / "b", []
     with mr.ReplayBuffer.create(

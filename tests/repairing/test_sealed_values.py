@@ -175,6 +175,7 @@ def test_a_text_that_was_changed_in_the_heap_costs_its_row_alone_when_sealed(tmp
     assert verify_buffer(made.target).findings == ()
 
 
+@pytest.mark.slow
 def test_values_of_other_lengths_than_their_references_cost_their_rows_alone(damaged):
     shard = shard_of(damaged, 0, 373)
     data = shard.read_bytes()
@@ -233,6 +234,7 @@ def test_a_shard_of_references_that_is_gone_costs_its_rows(damaged):
     assert_repaired(made, [], lost)
 
 
+@pytest.mark.slow
 def test_references_that_no_checksum_covers_are_read_all_the_same(damaged):
     # The newest rows are in no whole block, and so under no checksum.
     with mr.ReplayBuffer.open(damaged) as buffer:
@@ -311,6 +313,7 @@ def test_staging_files_that_are_gone_cost_what_no_shard_holds(staged):
     assert_repaired(made, rows_of_shard(STEPS - 1), rows_of_shard(STEPS - 1))
 
 
+@pytest.mark.slow
 def test_without_the_shard_index_rows_are_looked_for_in_shards(damaged):
     (damaged / DATA / "places.bin").unlink()
     made = mr.repair(damaged)

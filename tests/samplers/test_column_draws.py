@@ -84,6 +84,7 @@ def written(tmp_path):
     written.close()
 
 
+@pytest.mark.slow
 def test_rows_that_are_found_while_a_writer_laps_hold_their_value(written):
     rng = np.random.default_rng(0)
     reader, hits = written.reader, 0
@@ -126,6 +127,7 @@ def test_groups_are_whole_while_a_writer_laps(written, uses):
     assert not uses or len(seen) > 500
 
 
+@pytest.mark.slow
 def test_recent_steps_are_recent_while_a_writer_laps(written):
     reader = written.reader
     sampler = mr.StalenessSampler("version", 0, 3, seed=0)

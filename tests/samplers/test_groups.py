@@ -322,6 +322,7 @@ def test_groups_that_lose_a_row_while_they_are_copied_are_drawn_again(monkeypatc
         assert (np.diff(batch["prompt"].reshape(3, 2), axis=1) == 0).all()
 
 
+@pytest.mark.slow
 def test_frequencies_hold_where_few_rows_are_of_groups():
     prompts = np.arange(500) + 100
     prompts[::50] = np.repeat(np.arange(5), 2)

@@ -25,6 +25,7 @@ from mmreplay.samplers import priority_file, uses
 from mmreplay.samplers.priority_file import SYNCED, read_column
 from mmreplay.samplers.uses import _occurrences
 from mmreplay.testing.disks import using
+from tests import slices
 from tests.contracts.sampler import ListedView
 
 UNIFORM = mr.UniformSampler(seed=0)
@@ -176,7 +177,7 @@ def test_probabilities_of_a_uniform_sampler_are_those_among_all_starts():
             assert np.allclose(buffer.sample(10).probabilities, 0.02, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=slices.count(60, 25))
 @given(data=st.data(), maximum=st.integers(1, 3), envs=st.integers(1, 2))
 def test_histories_of_draws_and_laps_never_use_a_step_too_often(data, maximum, envs):
     sampler = mr.UseCounter(maximum, name=None, seed=data.draw(st.integers(0, 9)))

@@ -63,6 +63,7 @@ def test_a_draw_of_more_shards_than_can_be_open_is_split(path, monkeypatch):
     assert (batch["large"] == batch.positions[:, None]).all()
 
 
+@pytest.mark.slow
 def test_who_holds_all_descriptors_gives_some_back(path, monkeypatch):
     monkeypatch.setattr(shards, "_most_open", lambda: 4096)
     with mr.ReplayBuffer.open(path) as buffer, few_descriptors(100):

@@ -47,6 +47,7 @@ class Plain:
         self.seed, self.step = seed, step
 
 
+@pytest.mark.slow
 def test_a_sampler_without_the_base_class_passes(tmp_path):
     check_sampler(Plain, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -65,6 +65,7 @@ def test_a_reader_that_does_wrong_is_noticed(patch, kind):
     assert any(found.startswith(kind) for found in report.findings)
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_or_leaves_something_is_noticed(monkeypatch):
     def hang(file):
         while True:

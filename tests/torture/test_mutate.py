@@ -117,6 +117,7 @@ def test_what_is_not_damaged_is_well_and_shows_all_that_was_committed(tmp_path):
         shutil.rmtree(path)
 
 
+@pytest.mark.slow
 def test_a_try_is_made_again_by_its_number():
     specimen = specimens()[0]
     tries = [damaged(specimen, np.random.default_rng([1, 7])) for _ in range(2)]

@@ -46,6 +46,7 @@ def test_what_was_synced_survives(work, tmp_path):
         assert all(i == {"a": expected} for i in images(disk, tmp_path / "image"))
 
 
+@pytest.mark.slow
 def test_any_subset_of_unsynced_writes_may_survive(work, tmp_path):
     with using(SimulatedDisk(work)) as disk:
         file = created(work)

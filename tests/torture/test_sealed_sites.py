@@ -49,6 +49,7 @@ def test_what_is_attacked_is_sealed(prepared):  # noqa: F811
     assert sealings(prepared / "buffer")
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("name", ["add over the wrap", "commit"])
 @pytest.mark.sliced(1)

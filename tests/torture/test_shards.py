@@ -6,6 +6,7 @@ from tools.torture import kills, powerloss
 from tools.torture.rows import SHARDED
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("geometry", SHARDED, ids=lambda geometry: geometry.name)
 @pytest.mark.sliced(1)
@@ -16,6 +17,7 @@ def test_no_power_cut_loses_or_invents_a_row_in_shards(geometry):
     assert report.seen["group tells"] > 10
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_no_kill_loses_a_row_in_shards():
     report = kills.attack(12, 22, geometries=SHARDED)

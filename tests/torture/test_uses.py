@@ -36,6 +36,7 @@ def test_uses_that_are_stored_with_the_draw_are_noticed(monkeypatch):
     assert set(report.findings) == {"lost"}, report.examples
 
 
+@pytest.mark.slow
 def test_uses_that_are_stored_after_the_hand_over_are_noticed(monkeypatch):
     monkeypatch.setattr(Reservation, "store", Reservation.release)
     report = uses.attack(3, 6, ("draws",))

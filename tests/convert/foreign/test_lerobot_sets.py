@@ -108,6 +108,7 @@ def test_conditions_read_the_frames_of_cameras(source, tmp_path, capsys):
         np.testing.assert_array_equal(np.asarray(before[name])[rows], after[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_sets_are_merged_without_encoding_again(source, tmp_path, capsys):
     folder, steps = source
     other = ring(tmp_path / "ring2", LENGTHS[::-1])
@@ -138,7 +139,15 @@ def test_other_options_encode_again_and_say_so(source, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("first", "copied"), [(0, True), (1, False), (5, True), (6, False), (7, True)]
+    ("first", "copied"),
+    [
+        (0, True),
+        (1, False),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(5, True), (6, False), (7, True)]
+        ),
+    ],
 )
 def test_rows_within_an_episode_are_copied_where_a_frame_needs_no_other(
     source, tmp_path, capsys, first, copied
@@ -179,6 +188,7 @@ def test_sets_without_a_record_and_with_channels_first_are_copied(tmp_path, caps
         (tmp_path / "set" / "meta" / "mmreplay.json").unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_set_with_images_of_its_own_becomes_video_when_asked(source, tmp_path):
     folder, _ = source
     export(tmp_path / "ring", tmp_path / "images", video=False)
