@@ -57,7 +57,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _COMPRESSED = {b"iCCP", b"zTXt", b"iTXt"}
 """Chunks of PNG whose size says nothing of what they become."""
 _ANIMATED = {b"acTL", b"fcTL", b"fdAT"}
-_PIXELS = {b"IDAT", b"IEND", b"IHDR"}
+_PIXELS = {b"IDAT", b"IEND"}
 _BASELINE = {0xC0, 0xC1}
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """Markers of JPEG that begin a frame of any process."""
@@ -229,11 +229,15 @@ class ImageEncoding:
         try:
             # `Image.open` takes more than 13,000 x 13,000 pixels for an attack.
             with library.PngImagePlugin.PngImageFile(io.BytesIO(file)) as image:
-                pixels = np.asarray(image)
+                height, width, channels = self.shape
+                stated = image.height, image.width, len(image.getbands())
+                if stated != self.shape:
+                    raise ValueError(f"it is an image of {stated}")
+                pixels = np.asarray(image).reshape(height, width, channels)
         except (OSError, SyntaxError, EOFError, zlib.error, struct.error) as error:
             # What Pillow raises of a damaged file.
             raise ValueError(str(error)) from error
-        out[...] = pixels.reshape(self.shape)
+        out[...] = pixels
 
 
 def _jpeg_problem(file: bytes, image: ImageEncoding) -> str | None:
@@ -319,14 +323,17 @@ def _png_problem(file: bytes, image: ImageEncoding) -> str | None:
         return problem
     if (height, width, 3 if color == 2 else 1) != image.shape:
         return f"it is an image of {(height, width, 3 if color == 2 else 1)}"
-    for name, _, nbytes in chunks:
+    for name, _, nbytes in chunks[1:]:
         if (problem := _chunk_problem(name, nbytes)) is not None:
             return problem
     return None if any(name == b"IDAT" for name, _, _ in chunks) else "it has no pixels"
 
 
 def _chunk_problem(name: bytes, nbytes: int) -> str | None:
-    """Why a chunk of a PNG is not accepted."""
+    """Why a chunk of a PNG behind its header is not accepted."""
+    if name == b"IHDR":
+        # Decoders obey the last one, which may state any size.
+        return "it has two headers"
     if name in _ANIMATED:
         return "it is animated"
     if name in _COMPRESSED:

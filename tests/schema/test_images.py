@@ -837,3 +837,17 @@ def test_times_of_both_ways_are_measured(field):
     encode_ms, decode_ms = field.encoding.milliseconds()
     assert 0 < encode_ms < 1e5
     assert 0 < decode_ms < 1e5
+
+
+@pytest.mark.parametrize("second", [(16_000, 16_000, 2), (6, 4, 2), (18, 4, 0)])
+def test_a_png_with_a_second_header_is_refused(second):
+    # Pillow obeys the last one: it would take gigabytes, or show other pixels.
+    image = mr.Field.image((4, 6, 3), "png").encoding
+    file = image.encode(np.zeros((4, 6, 3), np.uint8))
+    width, height, color = second
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
+    header = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    forged = file[:33] + header + file[33:]
+    assert image.problem(forged) == "it has two headers"
+    with pytest.raises(ValueError, match="two headers"):
+        image.decode(forged, np.empty((4, 6, 3), np.uint8))
