@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mmreplay.format.sharding import Codec
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.images import ImageEncoding
 from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, RecordLayout, record_layout
 from mmreplay.storage.zarr import group, values
 from mmreplay.storage.zarr.group import ShardedArray
@@ -309,6 +311,25 @@ def estimate(
         del ratios[group.references_of(name)]
     sharding = metadata.sharding
     return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled, images)
+
+
+def coding_ms(encoding: ImageEncoding) -> tuple[float, float]:
+    """Milliseconds that it takes here to encode an image of noise, and to decode it.
+
+    Raises:
+        FailedError: The library is not installed.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, encoding.shape, np.uint8)
+    out, file = np.empty_like(noise), encoding.encode(noise)
+    times = []
+    for _ in range(3):
+        begin = perf_counter()
+        file = encoding.encode(noise)
+        encoded = perf_counter()
+        encoding.decode(file, out)
+        times.append((encoded - begin, perf_counter() - encoded))
+    encode_s, decode_s = np.min(times, axis=0).tolist()
+    return 1e3 * encode_s, 1e3 * decode_s
 
 
 def _as_arrays(buffer: ReplayBuffer, name: str, array: ShardedArray) -> float:

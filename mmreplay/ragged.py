@@ -68,6 +68,25 @@ def join_columns(columns: Sequence[Array], axis: int = 0, memory: Memory | None 
     return np.concatenate(columns, axis, out=out)
 
 
+def ragged_of_bytes(values: Sequence[bytes], shape: Sequence[int] | None = None) -> Ragged:
+    """Put bytes together as values of uint8.
+
+    Args:
+        values: N of them.
+        shape: Of the values; by default ``(N,)``.
+
+    Example:
+        >>> from mmreplay.ragged import ragged_of_bytes
+        >>> ragged_of_bytes([b"ab", b""]).lengths.tolist()
+        [2, 0]
+    """
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    # One alone is not copied.
+    joined = values[0] if len(values) == 1 else b"".join(values)
+    return Ragged(np.frombuffer(joined, np.uint8), offsets, shape)
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ragged:
     """Values of a field that varies: one for each step of a batch, or each of a window.

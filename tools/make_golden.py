@@ -3,7 +3,7 @@
     python -m tools.make_golden VERSION [folder]
 
 writes those of version `v1`, `v1_1`, with values that vary, or `v1_1_images`, with
-images among them, into a folder of `tests/golden` (or the given one) anew. Uuid, times,
+images among them, again, into a folder of `tests/golden` or the given one. Uuid, times,
 boot id, device and inode are fixed; LOCK, which only informs, is left out. Goldens of
 a released version are never made again: a change of format takes a new folder beside
 them.

@@ -190,7 +190,7 @@ class BulkWriter:
         return np.flatnonzero(self._values.heap_heads > self._metadata.heap_nbytes)
 
     def fit_heap(self) -> int | None:
-        """Cut the heap to what the values take, and what as many more as fit the ring.
+        """Cut the heap to what as many such values take as the ring has rows.
 
         Call it before `finish`, where values were measured by the most that they may
         take. Nothing is cut where shards hold the values, or the heaps of several
@@ -206,7 +206,8 @@ class BulkWriter:
             return None
         stored = int(self._values.heap_heads[0])
         rows, capacity = int(self._heads[0] - self._oldest[0]), metadata.ring.capacity
-        nbytes = heap_nbytes_for(metadata.schema, stored, -(-stored * capacity // max(1, rows)))
+        full = max(stored, -(-stored * capacity // max(1, rows)))
+        nbytes = heap_nbytes_for(metadata.schema, full)
         if nbytes >= metadata.heap_nbytes:
             return metadata.heap_nbytes
         self._metadata = replace(metadata, heap_nbytes=nbytes)

@@ -46,7 +46,7 @@ from mmreplay.storage.zarr import group
 SCAN_NBYTES = 64 << 20
 """Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
 Fill = dict[str, NDArray[np.generic]] | None
-FILLS = {"text": "", "bytes": b"", "array": []}
+FILLS = {"text": "", "bytes": b"", "array": [], "image": b""}
 """Per kind of field that varies, what rows before it hold."""
 Ids = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -65,7 +65,9 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
     """Check what rows before a new field read as; a field that varies has no items."""
     if field.varies:
-        items = field.rules.convert(field, fill, path, ()).values
+        # A row may be without an image, which `add` takes of no row.
+        stored = field if field.encoding is None else Field.bytes(field.max_length or 1)
+        items = stored.rules.convert(stored, fill, path, ()).values
         if len(items):
             raise SchemaError(
                 f"the fill of field {path!r}, which varies, must be empty, got "

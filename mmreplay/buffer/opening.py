@@ -288,9 +288,10 @@ def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> 
     if schema.varying and heap_bytes is None and len(planned) == len(schema.varying):
         heap_bytes = metadata_file.planned_heap_nbytes(schema, ring.capacity, planned)
     if schema.varying and heap_bytes is None:
+        unknown = next(path for path in schema.varying if path not in planned)
         least = metadata_file.smallest_heap_nbytes(schema)
         raise SchemaError(
-            f"heap_bytes must be given, as field {_unplanned(schema)!r} varies: the "
+            f"heap_bytes must be given, as field {unknown!r} varies: the "
             "bytes that values of one environment may take, such as '1 GiB'. For all "
             "rows to fit, pass about capacity times the average bytes of a row's "
             f"values; at least {least}."
@@ -300,12 +301,6 @@ def heap_nbytes_of(heap_bytes: int | str | None, ring: Ring, schema: Schema) -> 
     nbytes = -(-given // step) * step
     metadata_file.check_heap_nbytes(nbytes, ring, schema, given)
     return nbytes
-
-
-def _unplanned(schema: Schema) -> str:
-    """The first field whose values have no average length that is known."""
-    planned = metadata_file.planned_lengths(schema)
-    return next(path for path in schema.varying if path not in planned)
 
 
 def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:

@@ -45,10 +45,10 @@ def _first_of_equal(references: References, env_ids: Ids) -> Ids:
 
 
 class UndecodedImages:
-    """Images ``[N, ..., height, width, channels]`` of which a batch may need only some.
+    """Images ``[N, ..., height, width, channels]`` that are not decoded yet.
 
-    Like an array they have a shape, and take what chooses among the leading axes; what
-    else is asked for decodes them.
+    A batch may need only some of them. `shape`, `reshape` and indices of the leading
+    axes work as those of an array; `numpy.asarray` decodes.
     """
 
     dtype = np.dtype(np.uint8)

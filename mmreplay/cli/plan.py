@@ -342,18 +342,19 @@ def _print(plan_: Plan, free: int, packed: list[Estimate], schema: Schema) -> No
 
 def _image_facts(schema: Schema, packed: list[Estimate]) -> list[tuple[str, str]]:
     """How long images take here, and whether shards of arrays would be smaller."""
+    from mmreplay.errors import FailedError
+    from mmreplay.plan import coding_ms
+
     facts = []
     for path, field in schema.fields.items():
         if (encoding := field.encoding) is None:
             continue
-        encode_ms, decode_ms = encoding.milliseconds()
-        facts.append(
-            (
-                "images",
-                f"{path}: {encode_ms:.2g} ms to encode and {decode_ms:.2g} ms to decode one here, "
-                "of noise, in one thread",
-            )
-        )
+        try:
+            encode_ms, decode_ms = coding_ms(encoding)
+            text = f"{encode_ms:.2g} ms to encode and {decode_ms:.2g} ms to decode one here"
+            facts.append(("images", f"{path}: {text}, of noise, in one thread"))
+        except FailedError as error:
+            facts.append(("images", f"{path}: {error}"))
         smaller = [each for each in packed if each.images.get(path, 1.0) < 1]
         best = min(smaller, key=lambda one: one.images[path], default=None)
         if best is not None:

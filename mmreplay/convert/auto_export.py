@@ -43,8 +43,8 @@ class AutoExport:
     The ring holds the rows that are not appended, over kills too, and is the journal of
     the set. An add that would overwrite them waits; where they are one unfinished
     episode, it raises FailedError. An episode that `end_episodes` with ``discard=True``
-    broke off is left out, one that was truncated so is appended. To read a set during
-    the recording, use `linked_copy`.
+    broke off is left out; without it, the episode is truncated and appended. To read a
+    set during the recording, use `linked_copy`.
 
     Attributes:
         reports: Path and report of each file, or append, so far.

@@ -164,8 +164,8 @@ class Reader(Protocol):
         """
         return False
 
-    def at_most(self) -> Iterator[Block] | None:
-        """The same with upper bounds of lengths, where values are still to be made.
+    def bounds(self) -> Callable[[], Iterator[Block]] | None:
+        """What reads upper bounds of lengths, where values are still to be made.
 
         None where `measures` knows the lengths without that.
         """

@@ -67,7 +67,7 @@ class BufferWriter(Writer):
             target: Of the buffer.
             description: Of the rows.
             metadata: Of the buffer.
-            overwrite: Replace what is there.
+            overwrite: Replace a buffer that exists.
             bounded: The heap is as large as values may be: it is cut to what they are.
         """
         self._bounded = bounded

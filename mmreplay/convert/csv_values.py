@@ -18,7 +18,7 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
-from mmreplay.ragged import Ragged
+from mmreplay.ragged import Ragged, ragged_of_bytes
 from mmreplay.schema import Field
 
 MAX_TEXT_NBYTES = 48 << 20
@@ -125,8 +125,7 @@ def decode(cells: Any, field: Field) -> Ragged:
         return _text(cells)
     if field.rules.form == "bytes":
         several = [base64.b64decode(each, validate=True) for each in cells.to_pylist()]
-        offsets = np.cumsum([0, *map(len, several)], dtype=np.int64)
-        return Ragged(np.frombuffer(b"".join(several), np.uint8), offsets)
+        return ragged_of_bytes(several)
     if field.inner:
         bare = compute.replace_substring_regex(cells, r"[\[\]]", "")
     else:

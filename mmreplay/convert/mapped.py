@@ -6,7 +6,7 @@ are cast, renamed and dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -188,12 +188,13 @@ class ChangedReader(ReaderOf):
             return
         yield from self._lengths(self._reader.measures())
 
-    def at_most(self) -> Iterator[Block] | None:
-        """See `Reader.at_most`."""
+    def bounds(self) -> Callable[[], Iterator[Block]] | None:
+        """See `Reader.bounds`."""
         if not self._encoded:
             return None
         others = self._reader.describe().schema.varying
-        return self._lengths(self._reader.measures() if others else self._reader.marks())
+        read = self._reader.measures if others else self._reader.marks
+        return lambda: self._lengths(read())
 
     @property
     def _encoded(self) -> list[str]:
@@ -255,7 +256,7 @@ class ImageCast:
             return
         codec, *numbers = form.split(":") if isinstance(form, str) else [shown(form)]
         legal = codec in CODECS and len(numbers) <= (2 if codec == "jpeg" else 0)
-        if not legal or not all(number.isdecimal() for number in numbers[:1]):
+        if not legal or not all(number.isascii() and number.isdecimal() for number in numbers[:1]):
             raise SchemaError(
                 f"cast: images of field {path!r} become uint8, png, or jpeg with quality and "
                 f"subsampling, such as jpeg:90:420, got {shown(form)}. Write one of these."

@@ -150,10 +150,9 @@ def describe(reader: Reader, provenance: Json | None = None) -> Description:
     if not description.schema.varying:
         return description
     schema, num_envs = description.schema, description.num_envs
-    bounds = None
-    if reader.at_most() is not None:
-        bounds = ValueSizes(lambda: reader.at_most() or iter(()), schema, num_envs)
-    values = ValueSizes(reader.measures, schema, num_envs, bounds)
+    bounds = reader.bounds()
+    upper = None if bounds is None else ValueSizes(bounds, schema, num_envs)
+    values = ValueSizes(reader.measures, schema, num_envs, upper)
     return replace(description, values=values)
 
 

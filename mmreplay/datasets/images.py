@@ -18,9 +18,9 @@ from mmreplay.convert.base import MAX_ROW_NBYTES
 from mmreplay.datasets.common.rows import Array, ColumnRows
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, FormatError, undone_by
-from mmreplay.ragged import Ragged
+from mmreplay.ragged import ragged_of_bytes
 from mmreplay.schema import Field
-from mmreplay.schema.images import CODECS, QUALITY
+from mmreplay.schema.images import QUALITY, image_library
 
 MAGIC = b"\xff\xd8\xff"
 MAGICS = {"jpeg": MAGIC, "png": b"\x89PNG"}
@@ -69,9 +69,10 @@ class ImageRows:
         channels, and 1 or 3 of them.
         """
         shape = (*self.shape, 1) if len(self.shape) == 2 else self.shape
-        if shape[-1] not in (1, 3) or codec not in CODECS:
+        if shape[-1] not in (1, 3):
             return None
-        field = Field.image(shape, codec, QUALITY if codec == "jpeg" else None)
+        quality = QUALITY if codec == "jpeg" else None
+        field = Field.image(shape, codec, quality)  # type: ignore[arg-type]  # one of CODECS
         assert field.encoding is not None
         if not self._packed(0, 1)[0].startswith(MAGICS[codec]):
             return None
@@ -112,9 +113,7 @@ class ImageFileRows:
                     f"{self._name}, row {first + row}, cannot be stored as it is, as "
                     f"{problem}. Cast the field to {encoding.options}, which encodes it again."
                 )
-        offsets = np.zeros(len(files) + 1, np.int64)
-        np.cumsum([len(file) for file in files], out=offsets[1:])
-        return Ragged(np.frombuffer(b"".join(files), np.uint8), offsets)
+        return ragged_of_bytes(files)
 
 
 class VideoRows:
@@ -303,11 +302,11 @@ class _Video:
 
 def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
     """Decode one image; check the shape in its header before."""
-    image_library = _image_library()
+    library = image_library().Image
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with image_library.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+            with library.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
                 if image.mode not in ("L", "RGB", "RGBA"):
                     raise FormatError(f"an image of mode {image.mode}")
                 claimed = (image.height, image.width, *_bands(image))
@@ -324,35 +323,9 @@ def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
         ) from error
 
 
-def packed_png(pixels: Array) -> bytes:
-    """Return an image uint8 ``[H, W, C]`` of 1 or 3 channels as a PNG file.
-
-    Raises:
-        FailedError: Pillow is not installed.
-    """
-    image_library = _image_library()
-    packed = io.BytesIO()
-    gray = pixels.shape[-1] == 1
-    image = image_library.fromarray(pixels[..., 0] if gray else pixels)
-    # Higher levels take several times as long for a few percent.
-    image.save(packed, "PNG", compress_level=1)
-    return packed.getvalue()
-
-
 def _bands(image: Any) -> tuple[int, ...]:
     bands = len(image.getbands())
     return () if bands == 1 else (bands,)
-
-
-def _image_library() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise FailedError(
-            "Pillow, which packed images need, is not installed. Run: pip install "
-            '"mmreplay[images]"'
-        ) from error
-    return Image
 
 
 def _video_library() -> Any:

@@ -29,7 +29,6 @@ from mmreplay.convert.episode_ends import Bools, NamedEnds
 from mmreplay.convert.parquet import Compression, ParquetFileWriter, encode_field
 from mmreplay.convert.staging import Staging
 from mmreplay.datasets import lerobot_record
-from mmreplay.datasets.images import packed_png
 from mmreplay.datasets.lerobot_frames import StoredFrames
 from mmreplay.datasets.lerobot_layout import DONE, OWN_DTYPES, Feature, Layout, lay_out
 from mmreplay.datasets.lerobot_stats import (
@@ -54,6 +53,7 @@ from mmreplay.disk.files import File
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SourceError, undone_by
 from mmreplay.ragged import Ragged
+from mmreplay.schema.images import ImageEncoding
 from mmreplay.strict_json import Json
 
 WHAT = "LeRobot"
@@ -411,8 +411,10 @@ class UnitWriter:
             self._images[name].add(frames)
             # Files stay as they are: nothing is lost a second time.
             is_file = isinstance(column, Ragged)
-            files_ = map(bytes, column) if is_file else in_order(packed_png, frames)
-            packed = [{"bytes": data, "path": None} for data in files_]
+            height, width, channels = feature.shape
+            png = ImageEncoding((height, width, channels), "png", None, None)
+            encoded = map(bytes, column) if is_file else in_order(png.encode, frames)
+            packed = [{"bytes": data, "path": None} for data in encoded]
             return pa.array(packed, IMAGE)
         try:
             numbers = feature.numbers(column)

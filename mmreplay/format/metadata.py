@@ -492,18 +492,11 @@ def planned_heap_nbytes(schema: Schema, capacity: int, lengths: Mapping[str, flo
         nbytes = ceil(lengths[path] * field.inner_nbytes)
         row += -(-nbytes // HEAP_ALIGNMENT) * HEAP_ALIGNMENT
         longest = max(longest, field.max_heap_nbytes)
-    return heap_nbytes_for(schema, 0, capacity * row + longest)
+    return heap_nbytes_for(schema, capacity * row + longest)
 
 
-def heap_nbytes_for(schema: Schema, stored: int, rows: int) -> int:
-    """A legal ``heap_bytes`` for the values of some rows.
-
-    Args:
-        schema: The fields.
-        stored: Bytes that lie in it from its beginning on.
-        rows: Bytes of the values for which there is to be room, at its end too.
-    """
-    rows = max(stored, rows)
+def heap_nbytes_for(schema: Schema, rows: int) -> int:
+    """A legal ``heap_bytes`` for values of rows that take so many bytes in all."""
     # The reserve is a sixteenth of the heap, or the longest row.
     nbytes = max(-(-16 * rows // 15) + HEAP_ALIGNMENT, rows + schema.max_heap_nbytes)
     nbytes = max(nbytes, smallest_heap_nbytes(schema))

@@ -208,7 +208,7 @@ class Field:
             subsampling: Of JPEG's colors: ``"420"`` by default, ``"422"``, or
                 ``"444"``, which keeps them all.
             max_bytes: The most bytes of one file; by default those of the array, and
-                64 KiB more, which the file of any array fits.
+                64 KiB more. Noise at a quality of 95 and above may need more.
 
         Raises:
             SchemaError: One is not possible.

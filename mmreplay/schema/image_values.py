@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmreplay.errors import LossWarning, SchemaError, frames_to_caller, shown
-from mmreplay.ragged import Ragged
+from mmreplay.ragged import Ragged, ragged_of_bytes
 from mmreplay.schema.convert import as_numpy
 from mmreplay.schema.images import in_threads
+from mmreplay.schema.varying import BYTES, location_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from mmreplay.schema.field import Field
     from mmreplay.schema.images import ImageEncoding
-
-_BYTES = (bytes, bytearray, memoryview)
 
 
 def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]) -> Ragged:
@@ -48,7 +47,7 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
         LossWarning: An array becomes a JPEG whose quality was not chosen, the first
             time.
     """
-    encoding = _encoding(field)
+    encoding = encoding_of(field)
     cells = _cells(encoding, value, path, lead)
     arrays = [n for n, cell in enumerate(cells) if getattr(cell, "ndim", 1) == 3]
     if arrays and not encoding.stated and encoding.codec == "jpeg":
@@ -59,17 +58,17 @@ def convert_images(field: Field, value: object, path: str, lead: tuple[int, ...]
     encoded = set(arrays)
     for n, cell in enumerate(cells):
         problem = None if n in encoded else encoding.problem(cell)
+        way_out = f"Pass an array, or a {encoding.codec} file of this shape."
         if problem is None and len(cell) > (field.max_length or 0):
             problem = f"it has {len(cell)} bytes, more than max_bytes={field.max_length}"
+            if n in encoded:
+                way_out = "Declare a larger max_bytes, or a lower quality."
         if problem is not None:
             raise SchemaError(
-                f"field {path!r}{_where(lead, n)} must be {field.description}, but {problem}. "
-                f"Pass an array, or a {encoding.codec} file of this shape."
+                f"field {path!r}{location_of(lead, n)} must be {field.description}, but {problem}. "
+                f"{way_out}"
             )
-    offsets = np.zeros(len(cells) + 1, np.int64)
-    np.cumsum([len(cell) for cell in cells], out=offsets[1:])
-    data = cells[0] if len(cells) == 1 else b"".join(cells)
-    return Ragged(np.frombuffer(data, np.uint8), offsets, lead)
+    return ragged_of_bytes(cells, lead)
 
 
 def decode_images(
@@ -88,7 +87,7 @@ def decode_images(
         uint8 ``[N, height, width, channels]``, zeros where a file is damaged; and the
         numbers of those, with what is wrong.
     """
-    encoding = _encoding(field)
+    encoding = encoding_of(field)
     count, offsets = len(column), column.offsets
     out = np.empty((count, *encoding.shape), np.uint8)
     empty = offsets[1:] == offsets[:-1]
@@ -142,7 +141,7 @@ def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, .
                 "Use Ragged.reshape, or an index."
             )
         flat = value.reshape(math.prod(lead))
-        return [_cell(encoding, one, path, _where(lead, n)) for n, one in enumerate(flat)]
+        return [_cell(encoding, one, path, location_of(lead, n)) for n, one in enumerate(flat)]
     if not lead:
         return [_cell(encoding, value, path, "")]
     if not isinstance(value, list | tuple | str | bytes | bytearray | memoryview):
@@ -157,7 +156,7 @@ def _cells(encoding: ImageEncoding, value: object, path: str, lead: tuple[int, .
             "for each, in a list."
         )
     if len(lead) == 1:
-        return [_cell(encoding, one, path, _where(lead, n)) for n, one in enumerate(value)]
+        return [_cell(encoding, one, path, location_of(lead, n)) for n, one in enumerate(value)]
     return [
         _cell(encoding, one, path, f", step {step}, value {n}")
         for step, each_step in enumerate(value)
@@ -193,7 +192,7 @@ def _cell(encoding: ImageEncoding, value: object, path: str, where: str) -> Any:
     """One image: an array of three axes, or bytes."""
     if type(value) is bytes:
         return value
-    if isinstance(value, _BYTES):
+    if isinstance(value, BYTES):
         return bytes(value)
     if isinstance(value, str | None):
         array = None
@@ -225,14 +224,7 @@ def leading_axes_of_images(value: object) -> int:
     return max(0, axes - 3)
 
 
-def _where(lead: tuple[int, ...], number: int) -> str:
-    """The place of an image, as messages name it."""
-    if len(lead) < 2:
-        return f", value {number}" if lead else ""
-    step, env = divmod(number, lead[1])
-    return f", step {step}, value {env}" if lead[1] > 1 else f", step {step}"
-
-
-def _encoding(field: Field) -> ImageEncoding:
+def encoding_of(field: Field) -> ImageEncoding:
+    """How a field of images stores them."""
     assert field.encoding is not None
     return field.encoding

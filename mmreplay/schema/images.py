@@ -12,7 +12,6 @@ References: JPEG, ITU-T T.81 (1992); PNG, ISO/IEC 15948:2004.
 from __future__ import annotations
 
 import io
-import math
 import os
 import struct
 import threading
@@ -20,7 +19,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -45,7 +43,8 @@ QUALITY, SUBSAMPLING = 90, "420"
 MAX_SIDE = 65_500
 """The longest side of a JPEG that libjpeg-turbo makes or reads."""
 SPARE_NBYTES = 64 << 10
-"""Files may be larger by so much than the array: noise at the highest quality fits."""
+"""Files may be larger by so much than the array, where nothing else is declared. Noise
+at a quality of 95 and above may need more."""
 MAX_CHUNK_NBYTES = 64 << 10
 """The most bytes of a chunk of PNG that holds no pixels."""
 MAX_CHUNKS = 1 << 14
@@ -133,7 +132,7 @@ class ImageEncoding:
 
     @property
     def max_nbytes(self) -> int:
-        """Bytes that the file of any array of this shape takes at most."""
+        """The most bytes of a file where nothing else is declared."""
         return self.nbytes + SPARE_NBYTES
 
     @property
@@ -145,23 +144,6 @@ class ImageEncoding:
     def options(self) -> str:
         """Codec, quality and subsampling, such as ``jpeg:90:420``, or ``png``."""
         return "png" if self.codec == "png" else f"jpeg:{self.quality}:{self.subsampling}"
-
-    def milliseconds(self) -> tuple[float, float]:
-        """How long it takes here to encode an image of noise, and to decode it.
-
-        Raises:
-            FailedError: The library is not installed.
-        """
-        noise = np.random.default_rng(0).integers(0, 256, self.shape, np.uint8)
-        out, file = np.empty_like(noise), self.encode(noise)
-        best = [math.inf, math.inf]
-        for _ in range(3):
-            begin = perf_counter()
-            file = self.encode(noise)
-            encoded = perf_counter()
-            self.decode(file, out)
-            best = [min(best[0], encoded - begin), min(best[1], perf_counter() - encoded)]
-        return best[0] * 1e3, best[1] * 1e3
 
     def problem(self, data: bytes | memoryview | NDArray[np.uint8]) -> str | None:
         """What is wrong with a file, by its header, its chunks and its end.
@@ -192,7 +174,7 @@ class ImageEncoding:
         gray = self.shape[2] == 1
         if self.codec == "png":
             packed = io.BytesIO()
-            image = _pillow().Image.fromarray(array[..., 0] if gray else array)
+            image = image_library().Image.fromarray(array[..., 0] if gray else array)
             # Higher levels take several times as long for a few percent.
             image.save(packed, "PNG", compress_level=1)
             return packed.getvalue()
@@ -217,7 +199,7 @@ class ImageEncoding:
             ValueError: It is no whole file of the codec and the shape.
             FailedError: The library is not installed.
         """
-        library = _simplejpeg() if self.codec == "jpeg" else _pillow()
+        library = _simplejpeg() if self.codec == "jpeg" else image_library()
         file = data if type(data) is bytes else bytes(data)
         problem = self.problem(file)
         if problem is not None:
@@ -437,21 +419,25 @@ def _simplejpeg() -> Any:
     try:
         import simplejpeg
     except ImportError as error:
-        raise _missing("simplejpeg", "JPEG") from error
+        raise _missing("simplejpeg", "fields of JPEG images") from error
     return simplejpeg
 
 
-def _pillow() -> Any:
+def image_library() -> Any:
+    """Pillow, with its modules ``Image`` and ``PngImagePlugin``.
+
+    Raises:
+        FailedError: It is not installed.
+    """
     try:
         import PIL.Image
         import PIL.PngImagePlugin
     except ImportError as error:
-        raise _missing("Pillow", "PNG") from error
+        raise _missing("Pillow", "PNG and packed images") from error
     return PIL
 
 
-def _missing(library: str, codec: str) -> FailedError:
+def _missing(library: str, what: str) -> FailedError:
     return FailedError(
-        f"{library}, which fields of {codec} images need, is not installed. Run: pip install "
-        '"mmreplay[images]"'
+        f'{library}, which {what} need, is not installed. Run: pip install "mmreplay[images]"'
     )

@@ -17,14 +17,18 @@ from mmreplay.arguments import printable
 from mmreplay.ragged import Ragged
 from mmreplay.schema.convert import convert
 from mmreplay.schema.dtypes import from_bfloat16_bits
-from mmreplay.schema.image_values import convert_images, decode_images, leading_axes_of_images
+from mmreplay.schema.image_values import (
+    convert_images,
+    decode_images,
+    encoding_of,
+    leading_axes_of_images,
+)
 from mmreplay.schema.varying import convert_varying, leading_axes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mmreplay.schema.field import Field
-    from mmreplay.schema.images import ImageEncoding
 
 Column = Any
 """Array ``[N, *shape]``, or `Ragged` of N values where the field varies."""
@@ -331,11 +335,11 @@ class Images(Bytes):
 
     def name(self, field: Field) -> str:
         """The codec, such as ``jpeg``."""
-        return _encoding(field).codec
+        return encoding_of(field).codec
 
     def axes(self, field: Field) -> str:
         """The shape of the array."""
-        return str(list(_encoding(field).shape))
+        return str(list(encoding_of(field).shape))
 
     def describe(self, field: Field) -> str:
         """Such as ``jpeg image [480, 640, 3]``."""
@@ -351,34 +355,13 @@ class Images(Bytes):
 
     def drawn(self, field: Field) -> Field:
         """A field of arrays."""
-        return type(field)(_encoding(field).shape, "uint8")
+        return type(field)(encoding_of(field).shape, "uint8")
 
     def decode(
         self, field: Field, column: Column, same: NDArray[np.int64] | None
     ) -> tuple[Column, dict[int, str]]:
         """Decode each file once."""
         return decode_images(field, column, same)
-
-    def show(self, field: Field, value: Any) -> str:
-        """Codec, shape and size of a file, or the shape of an array."""
-        if np.ndim(value) == 3:
-            return f"image {list(np.shape(value))}"
-        return f"{self.describe(field)} ({self.length(field, len(value))})"
-
-    def summary(self, field: Field, value: Any) -> Any:
-        """The size of a file; of an array range and mean."""
-        if np.ndim(value) == 3:
-            return Fixed.summary(self, field.drawn, value)
-        return {"image": self.name(field), "bytes": int(np.asarray(value).size)}
-
-    def length(self, field: Field, count: int) -> str:
-        """Such as ``3 bytes``."""
-        return f"{count:,} byte{'' if count == 1 else 's'}"
-
-
-def _encoding(field: Field) -> ImageEncoding:
-    assert field.encoding is not None
-    return field.encoding
 
 
 KINDS: list[Kind] = [Images(), Text(), Bytes(), Varying(), BFloat16(), Fixed()]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mmreplay.schema.field import Field
 
 _rows = cast("RowsKernel", kernels.load("rows"))
-_BYTES = (bytes, bytearray, memoryview)
+BYTES = (bytes, bytearray, memoryview)
 KIND_WAYS_OUT = {"text": "Pass a str.", "bytes": "Pass bytes."}
 """What to do by the kind of field."""
 
@@ -70,12 +70,14 @@ def convert_varying(field: Field, value: object, path: str, lead: tuple[int, ...
         try:
             encoded = [cell.encode() for cell in cells]
         except UnicodeEncodeError:
-            encoded = [_encoded(cell, path, _where(lead, n)) for n, cell in enumerate(cells)]
+            encoded = [_encoded(cell, path, location_of(lead, n)) for n, cell in enumerate(cells)]
         lengths = list(map(len, encoded))
         values = np.frombuffer(b"".join(encoded), np.uint8)
     else:
         if field.kind == "text" or not all(_plain(field, cell) for cell in cells):
-            cells = [_items(field, cell, path, _where(lead, n)) for n, cell in enumerate(cells)]
+            cells = [
+                _items(field, cell, path, location_of(lead, n)) for n, cell in enumerate(cells)
+            ]
         lengths = list(map(len, cells))
         empty = np.empty((0, *field.inner), field.numpy)
         values = np.concatenate([empty, *cells])
@@ -185,13 +187,13 @@ def _leading(value: Any, own: int) -> int:
 
 def _axes(value: object) -> int:
     """Axes of an array or tensor, also of one number; -1 of anything else."""
-    if isinstance(value, _BYTES):
+    if isinstance(value, BYTES):
         return -1  # a memoryview has axes, too
     axes = getattr(value, "ndim", -1)
     return axes if isinstance(axes, int) else -1
 
 
-def _where(lead: tuple[int, ...], number: int) -> str:
+def location_of(lead: tuple[int, ...], number: int) -> str:
     """The place of a value, as messages name it."""
     if len(lead) < 2:
         return f", value {number}" if lead else ""
@@ -235,7 +237,7 @@ def _items(field: Field, value: Any, path: str, where: str) -> NDArray[np.generi
         value = _encoded(value, path, where)
     if _plain(field, value):
         items: NDArray[np.generic] = value
-    elif field.kind != "array" and isinstance(value, _BYTES):
+    elif field.kind != "array" and isinstance(value, BYTES):
         data = value.tobytes() if isinstance(value, memoryview) else value
         items = np.frombuffer(data, np.uint8)
     elif field.kind != "array" and isinstance(value, str | None):
@@ -403,7 +405,7 @@ def _check_lengths(
 ) -> None:
     lengths = np.diff(offsets)
     for number in np.flatnonzero(lengths > cast("int", field.max_length))[:1].tolist():
-        _check_length(field, int(lengths[number]), path, _where(lead, number))
+        _check_length(field, int(lengths[number]), path, location_of(lead, number))
 
 
 def _checked(field: Field, ragged: Ragged, path: str) -> Ragged:
@@ -412,5 +414,5 @@ def _checked(field: Field, ragged: Ragged, path: str) -> Ragged:
         data = ragged.values.tobytes()
         if not data.isascii():
             for number, (first, stop) in enumerate(pairwise(ragged.offsets.tolist())):
-                _check_text(data[first:stop], path, _where(ragged.shape, number))
+                _check_text(data[first:stop], path, location_of(ragged.shape, number))
     return ragged

@@ -131,8 +131,9 @@ def test_no_limit_is_durable_that_the_callback_did_not_let_go(tmp_path, kind):
         time.sleep(0.1)
         assert (committer.limits <= np.maximum(before, holder.limit)).all()
         assert buffer.span.first[0] <= holder.limit - CAPACITY
-        # How often it is asked depends on how far ahead the thread raises limits.
-        assert len(holder.calls) > 10
+        # How often it was asked depends on the load; that rows were let go does not.
+        assert buffer.span.first[0] >= first + CAPACITY
+        assert holder.calls
 
 
 def test_the_thread_raises_limits_again_once_nothing_is_held(tmp_path):

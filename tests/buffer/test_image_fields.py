@@ -764,18 +764,16 @@ def test_a_child_that_is_forked_makes_threads_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "path", "codec"),
-    [("simplejpeg", "simplejpeg", PATHS[0], "JPEG"), ("PIL", "Pillow", PATHS[1], "PNG")],
+    ("module", "said", "path"),
+    [
+        ("simplejpeg", "simplejpeg, which fields of JPEG images need", PATHS[0]),
+        ("PIL", "Pillow, which PNG and packed images need", PATHS[1]),
+    ],
 )
-def test_without_the_extra_all_works_but_to_code(
-    tmp_path, monkeypatch, module, library, path, codec
-):
+def test_without_the_extra_all_works_but_to_code(tmp_path, monkeypatch, module, said, path):
     monkeypatch.setattr(images, "ALONE_NBYTES", 0)
     filled(tmp_path, 9).close()
-    message = (
-        f"{library}, which fields of {codec} images need, is not installed. Run: pip install "
-        r'"mmreplay\[images\]"'
-    )
+    message = said + r', is not installed. Run: pip install "mmreplay\[images\]"'
     (other,) = {*PATHS} - {path}
     arrays = {path[12:]: value(path, 9, "array"), other[12:]: file_of(other, 9)}
     files = {path[12:]: file_of(path, 10), other[12:]: file_of(other, 10)}
@@ -1009,3 +1007,35 @@ def test_write_field_takes_no_images(tmp_path):
         pytest.raises(SchemaError, match="its published values never change"),
     ):
         buffer.write_field("observation/top", 0, [1], np.zeros((1, *TOP), np.uint8))
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "png"])
+def test_an_array_whose_file_is_too_large_is_refused_with_what_helps(codec):
+    field = mr.Field.image((32, 32, 3), codec, 95 if codec == "jpeg" else None, max_bytes=900)
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    with mr.ReplayBuffer.create(None, mr.Schema({"i": field}), 9, engine="memory") as buffer:
+        with pytest.raises(
+            SchemaError,
+            match=r"it has \d+ bytes, more than max_bytes=900\. Declare a larger max_bytes, or a ",
+        ):
+            buffer.add(i=noise)
+        buffer.add(i=np.zeros((32, 32, 3), np.uint8))
+        assert len(buffer) == 1
+
+
+def test_rows_before_a_field_of_images_was_added_have_none(tmp_path):
+    with mr.ReplayBuffer.create(
+        tmp_path / "ring", mr.Schema({"x": mr.Field((), "int64")}), 50
+    ) as buffer:
+        buffer.extend(x=np.arange(5))
+    with mr.ReplayBuffer.open(tmp_path / "ring", "r+") as buffer:
+        field = mr.Field.image((4, 6, 3), "png")
+        for fill in (np.zeros((4, 6, 3), np.uint8), b"abc"):
+            with pytest.raises(SchemaError, match=r"Pass b''|Pass bytes"):
+                buffer.add_field("image", field, fill, heap_bytes="1 MiB")
+        buffer.add_field("image", field, b"", heap_bytes="1 MiB")
+        image = np.full((4, 6, 3), 7, np.uint8)
+        buffer.add(x=5, image=image)
+        drawn = buffer.get_field("image", 0, np.arange(6))
+        assert not drawn[:5].any()
+        assert (drawn[5] == image).all()

@@ -17,6 +17,7 @@ from PIL import Image
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, SchemaError
+from mmreplay.plan import coding_ms
 from mmreplay.schema import Field, Schema, images
 from mmreplay.schema.field import REFERENCE, field_from_json, field_to_json
 from mmreplay.schema.images import ImageEncoding, in_threads
@@ -812,29 +813,30 @@ def test_the_error_of_a_thread_is_that_of_the_caller(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("codec", "module", "library"), [("jpeg", "simplejpeg", "simplejpeg"), ("png", "PIL", "Pillow")]
+    ("codec", "module", "said"),
+    [
+        ("jpeg", "simplejpeg", "simplejpeg, which fields of JPEG images need"),
+        ("png", "PIL", "Pillow, which PNG and packed images need"),
+    ],
 )
-def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch, codec, module, library):
+def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch, codec, module, said):
     field = Field.image(SHAPE, codec)
     file = field.encoding.encode(ARRAY)
     monkeypatch.setitem(sys.modules, module, None)
-    message = (
-        f"{library}, which fields of {codec.upper()} images need, is not installed. Run: pip "
-        r'install "mmreplay\[images\]"'
-    )
+    message = said + r', is not installed. Run: pip install "mmreplay\[images\]"'
     with pytest.raises(FailedError, match=message):
         field.encoding.encode(ARRAY)
     with pytest.raises(FailedError, match=message):
         decoded(field, file)
     with pytest.raises(FailedError, match=message):
-        field.encoding.milliseconds()
+        coding_ms(field.encoding)
     # To look at a file takes neither.
     assert problem(field, file) is None
 
 
 @pytest.mark.parametrize("field", [JPEG, PNG], ids=repr)
 def test_times_of_both_ways_are_measured(field):
-    encode_ms, decode_ms = field.encoding.milliseconds()
+    encode_ms, decode_ms = coding_ms(field.encoding)
     assert 0 < encode_ms < 1e5
     assert 0 < decode_ms < 1e5
 

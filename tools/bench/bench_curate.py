@@ -196,8 +196,8 @@ def exports(folder: Path, sizes: Sizes) -> dict[str, object]:
     return found
 
 
-def recorder(root: Path, episodes: int) -> Callable[[], object]:
-    """LeRobot's recorder of the same frames, by H.264 of the same options."""
+def lerobot_datasets() -> Any:
+    """LeRobot's module of datasets, beside a torch for CPUs and without a network."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch: Any = import_module("torch")
     if torch.version.cuda is None:
@@ -205,13 +205,19 @@ def recorder(root: Path, episodes: int) -> Callable[[], object]:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return import_module("lerobot.datasets.lerobot_dataset")
+
+
+def recorder(root: Path, episodes: int) -> Callable[[], object]:
+    """LeRobot's recorder of the same frames, by H.264 of the same options."""
+    datasets = lerobot_datasets()
     value: Any = import_module("datasets.features.features").Value
     encode = value.encode_example
     # Newer versions of numpy make no number of an array of one.
     value.encode_example = lambda self, number: encode(
         self, number.item() if getattr(number, "size", 0) == 1 else number
     )
-    dataset: Any = import_module("lerobot.datasets.lerobot_dataset").LeRobotDataset
+    dataset = datasets.LeRobotDataset
     image = {"dtype": "video", "shape": (SIDE, SIDE, 3), "names": ["height", "width", "channels"]}
     features: dict[str, object] = {f"observation.images.{name}": image for name in IMAGES}
     features["next.reward"] = {"dtype": "float32", "shape": (1,), "names": None}

@@ -10,7 +10,6 @@ arrays beside a camera of 30 Hz. An import with ``--cast`` beside decoding alone
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay.schema.images import ImageEncoding, in_threads
+from tools.bench.bench_curate import lerobot_datasets
 from tools.bench.turns import OURS, Side, medians_us, race, rounded, run_benchmark
 
 BATCH = 256
@@ -295,13 +295,8 @@ def lerobot(folder: Path, sizes: Sizes) -> dict[str, object]:
 
 def loader(root: Path, rows: int) -> Callable[[], object]:
     """Random items of LeRobot's dataset, put together by torch without workers."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
     torch: Any = import_module("torch")
-    if torch.version.cuda is None:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    home: Any = import_module("lerobot.datasets.lerobot_dataset")
+    home = lerobot_datasets()
     home.decode_video_frames = partial(decoded, torch, import_module("av"))
     dataset = home.LeRobotDataset("me/set", root=root)
     rng = np.random.default_rng(0)
