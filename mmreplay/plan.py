@@ -75,6 +75,7 @@ class Plan:
         heap_nbytes: heap.bin, the heaps of all environments.
         values_nbytes: Of the values of an average row that vary: by lengths, or a row's
             share of the heap.
+        arrays_nbytes: Of the images of a row as arrays, which batches hold.
 
     Example:
         >>> schema = mr.Schema({"observation": mr.Field((84, 84), "uint8")})
@@ -97,6 +98,7 @@ class Plan:
     heap_bytes: int = 0
     heap_nbytes: int = 0
     values_nbytes: int = 0
+    arrays_nbytes: int = 0
 
     @property
     def index_nbytes(self) -> int:
@@ -106,12 +108,12 @@ class Plan:
     def batch_nbytes(self, batch_size: int) -> int:
         """RAM of one batch, next observations counted as whole rows.
 
-        Values that vary are counted as in an average row.
+        Values that vary are counted as in an average row, images as files and arrays.
 
         Args:
             batch_size: Steps.
         """
-        return 2 * batch_size * (self.row_nbytes + self.values_nbytes)
+        return 2 * batch_size * (self.row_nbytes + self.values_nbytes + self.arrays_nbytes)
 
 
 def plan_buffer(
@@ -195,6 +197,7 @@ def plan_buffer(
         heap_bytes=heap,
         heap_nbytes=heap * num_envs,
         values_nbytes=heap // capacity if average is None else average,
+        arrays_nbytes=sum(f.encoding.nbytes for f in schema.fields.values() if f.encoding),
     )
 
 

@@ -200,3 +200,11 @@ def test_a_heap_that_nothing_says_is_refused(options, message):
 
 def test_an_index_by_a_column_is_planned():
     assert plan_buffer(SCHEMA, 1000, 2).index_nbytes == 24 * 2000
+
+
+def test_a_batch_of_images_is_planned_with_their_arrays():
+    field = mr.Field.image((48, 64, 3))
+    planned = mr.plan_buffer(mr.Schema({"image": field}), 100)
+    assert planned.arrays_nbytes == 48 * 64 * 3
+    assert planned.batch_nbytes(10) == 20 * (planned.row_nbytes + planned.values_nbytes + 9216)
+    assert planned.values_nbytes == 9216 // 4

@@ -534,3 +534,28 @@ def test_the_prioritized_model_of_the_page_learns_priorities(tmp_path):
     probabilities = agent.replay_buffer.sample(64).batch.probabilities
     assert len(np.unique(probabilities)) > 10
     agent.replay_buffer.close()
+
+
+def test_a_ring_of_images_is_gone_on_with(tmp_path):
+    """A ring that the user made, with image fields in place of arrays."""
+    import mmreplay as mr
+
+    frames = spaces.Box(0, 255, (12, 16, 3), np.uint8)
+    first = ReplayBuffer(100, frames, ACTION, path=tmp_path / "raw")
+    give(first, next(walk(np.random.default_rng(0), frames, 1, 1)))
+    schema, capacity = first.ring.schema, first.ring.capacity
+    first.ring.close()
+    images = dict.fromkeys(("observation", "next_observation"), mr.Field.image((12, 16, 3), "png"))
+    mine = mr.Schema({**schema.fields, **images}, schema.roles)
+    mr.ReplayBuffer.create(tmp_path / "mine", mine, capacity, autoreset="same_step").close()
+    buffer = ReplayBuffer(100, frames, ACTION, path=tmp_path / "mine", resume=True)
+    steps = list(walk(np.random.default_rng(1), frames, 1, 40))
+    for step in steps:
+        give(buffer, step)
+    drawn = buffer.sample(64)
+    rewards = [np.float32(step.reward[0]) for step in steps]
+    for row, reward in enumerate(drawn.rewards[:, 0].numpy()):
+        step = steps[rewards.index(reward)]
+        np.testing.assert_array_equal(drawn.observations[row].numpy(), step.obs[0])
+        np.testing.assert_array_equal(drawn.next_observations[row].numpy(), step.next_obs[0])
+    buffer.ring.close()
