@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.buffer.opening import StrPath
+from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import counts_left_behind, left_behind
 from mmreplay.convert.base import BLOCK_NBYTES, Block, Notes, Reader, default_rows, read_ahead
@@ -171,6 +172,9 @@ class BufferReader(Reader):
                 flags[-1] |= TRUNCATED if after[0] & CUT else 0
             if view.stale(env_ids, positions, moment) is not None:
                 view.check_alive(env_ids, positions)
+        except ReplacedError as error:
+            # A writer that began after a failed sync cut the rows while they were read.
+            raise StaleError(DISCARDED_ROWS) from error
         except StaleError as error:
             raise StaleError(
                 f"environment {env_id}: the writer overwrote rows of [{first}, {stop}) "

@@ -8,6 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay import process
 from mmreplay.buffer.copy_files import snapshot
+from mmreplay.buffer.reader import GenerationReader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.errors import FailedError, StaleError
@@ -117,18 +118,32 @@ def test_a_compressed_copy_of_rows_that_were_dropped_is_refused(tmp_path):
         done[0].close()
 
 
-def test_an_export_of_rows_that_were_dropped_is_refused(tmp_path):
+@pytest.mark.parametrize("late", [False, True])
+def test_an_export_of_rows_that_were_dropped_is_refused(tmp_path, late):
     folder, disk = failing(tmp_path)
     with using(disk):
         buffer = begun(folder, 30)
         add(buffer, 4)
         with ReplayBuffer.open(folder / "a") as reader, BufferReader(reader) as source:
+            done, read_values = [], GenerationReader.read_values
+
+            def read(*args):
+                columns = read_values(*args)
+                if not done:
+                    done.append(lost(folder, disk, buffer, 9))
+                return columns
+
             blocks = source.blocks(8)
-            next(blocks)
-            fresh = lost(folder, disk, buffer, 9)
-            with pytest.raises(StaleError, match="these rows were discarded: a writer"):
+            if not late:
+                # The thread that reads ahead may be anywhere in the next block.
+                next(blocks)
+                done.append(lost(folder, disk, buffer, 9))
+            with (
+                mock.patch.object(GenerationReader, "read_values", read),
+                pytest.raises(StaleError, match="these rows were discarded: a writer"),
+            ):
                 list(blocks)
-        fresh.close()
+        done[0].close()
 
 
 SAMPLERS = {
