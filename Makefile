@@ -39,6 +39,9 @@ DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
 # Tests start many interpreters, each of which would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
+# As many processes run as there are cores: threads of theirs would only take turns.
+test test-core: export OMP_NUM_THREADS ?= 1
+test test-core: export OPENBLAS_NUM_THREADS ?= 1
 
 SATELLITES := adapters bench cli convert on_ray page recording tools
 

@@ -176,6 +176,7 @@ def test_buffers_left_open_at_an_exception_add_nothing_to_its_traceback(tmp_path
 
 
 @pytest.mark.parametrize("end", ["kept.append(kept)\n", "sys.exit()\n"])
+@pytest.mark.sliced(1)
 def test_what_is_left_open_at_an_end_is_closed_all_the_same(tmp_path, end):
     code = BUFFER + EMPTIED + LEFT_OPEN + end
     assert run(sys.executable, tmp_path, code) == (0, "")

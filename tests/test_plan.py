@@ -103,6 +103,7 @@ def test_of_an_empty_buffer_nothing_is_estimated(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.sliced(1)
 def test_an_estimate_is_of_the_source_s_own_layout(tmp_path, rng, layout):
     schema = mr.Schema({"number": mr.Field((), "int64")})
     numbers = rng.integers(0, 1 << 62, 40)

@@ -125,6 +125,7 @@ def calls(tmp_path_factory):
     [Large(), [Large()], {"k": Large()}, list(range(20_000))],
     ids=["object", "list", "dict", "numbers"],
 )
+@pytest.mark.sliced(2)
 def test_no_argument_that_is_refused_is_printed_whole(calls, value):
     refused, printed = 0, []
     for call, arguments in calls:

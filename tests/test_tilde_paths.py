@@ -36,6 +36,7 @@ def length(path, **options):
 
 
 @pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.sliced(1)
 def test_buffers_are_made_opened_and_copied_there(user_folder, kind):
     with filled(kind("~/made")) as buffer:
         assert buffer.path == user_folder / "made"

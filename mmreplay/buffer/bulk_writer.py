@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -577,6 +577,7 @@ class BlockChecksums:
         return found
 
 
+@lru_cache(256)
 def zeros_table(nbytes: int) -> Sums:
     """A table for `append_zeros`: how zeros after summed bytes change the checksum.
 
@@ -587,7 +588,7 @@ def zeros_table(nbytes: int) -> Sums:
         nbytes: Number of zeros, at least one.
 
     Returns:
-        uint32 ``[4, 256]``.
+        uint32 ``[4, 256]``, not to be changed.
     """
     columns: Sums = np.array([1 << bit for bit in range(32)], np.uint32)
     matrix: Sums = columns >> np.uint32(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -108,6 +109,7 @@ for command in (
 app.add_typer(ray, name="ray")
 
 
+@cache
 def build() -> Any:
     """Return the command line as one click command.
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.buffer.opening import StrPath
-from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.statistics import counts_left_behind, left_behind
 from mmreplay.convert.base import BLOCK_NBYTES, Block, Notes, Reader, default_rows, read_ahead
@@ -22,7 +21,7 @@ from mmreplay.convert.select import env_mask, paths_of
 from mmreplay.convert.stored_priorities import StoredPriorities
 from mmreplay.convert.values import split_by_bytes, value_nbytes
 from mmreplay.episodes import CUT, TRUNCATED
-from mmreplay.errors import StaleError, undone_by
+from mmreplay.errors import FailedError, StaleError, undone_by
 from mmreplay.format.metadata import ON_DISK
 from mmreplay.ring import Span
 from mmreplay.storage.commit_state import DISCARDED_ROWS
@@ -172,8 +171,10 @@ class BufferReader(Reader):
                 flags[-1] |= TRUNCATED if after[0] & CUT else 0
             if view.stale(env_ids, positions, moment) is not None:
                 view.check_alive(env_ids, positions)
-        except ReplacedError as error:
-            # A writer that began after a failed sync cut the rows while they were read.
+        except FailedError as error:
+            # A writer that began after a failed sync may have cut them meanwhile.
+            if self._buffer.view.home.cut_epoch == self._dropped_epoch:
+                raise
             raise StaleError(DISCARDED_ROWS) from error
         except StaleError as error:
             raise StaleError(

@@ -141,6 +141,7 @@ def test_whole_ended_episodes_alone_are_drawn_from(tmp_path, rng, once):
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("strategy", sb3_goals.STRATEGIES)
 @pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.sliced(2)
 def test_goals_follow_the_distribution_and_come_from_the_step_that_achieved_them(
     tmp_path, rng, monkeypatch, once, strategy, wide
 ):

@@ -199,6 +199,7 @@ def backwards(value):
     return value
 
 
+@pytest.mark.slow
 def test_a_page_is_the_same_when_it_is_written_from_the_record(tmp_path, monkeypatch):
     figures = tmp_path / "figures"
     results = {"bench_ragged": backwards(RECORDS["bench_ragged"])}

@@ -90,7 +90,7 @@ def test_every_short_history_at_every_slot_of_the_ring(capacity, autoreset):
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_blocks_give_what_single_steps_give(path, layout, autoreset, rng):
     twin = Twin(path, 40, 3, layout=layout, autoreset=autoreset)
     for _ in range(60):
@@ -108,6 +108,7 @@ def test_blocks_give_what_single_steps_give(path, layout, autoreset, rng):
 @pytest.mark.parametrize("how", ["break", "truncate", "continue"])
 @pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.sliced(2)
 def test_what_resuming_does_to_the_step_before(tmp_path, how, stored, autoreset):
     twin = Twin(tmp_path / "ring", 6, 2, autoreset=autoreset, stored=stored)
     final = not stored and autoreset == "same_step"
@@ -215,6 +216,7 @@ def step_with(twin, **more):
 
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
+@pytest.mark.sliced(2)
 def test_clearing_some_environments_leaves_the_others(path, autoreset, rng):
     twin = Twin(path, 7, 3, autoreset=autoreset)
     for _ in range(120):
@@ -228,6 +230,7 @@ def test_clearing_some_environments_leaves_the_others(path, autoreset, rng):
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.sliced(1)
 def test_dequeued_rows_are_gone_and_their_successors_are_not(path, autoreset, rng):
     twin = Twin(path, 9, 2, autoreset=autoreset)
     for _ in range(150):

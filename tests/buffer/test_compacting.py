@@ -49,6 +49,7 @@ def equal(left, right):
         assert a.metadata.uuid != b.metadata.uuid
 
 
+@pytest.mark.sliced(1)
 def test_there_and_back_is_the_same_buffer(source, tmp_path):
     calls = []
     made = compact(source, tmp_path / "b", progress=lambda *call: calls.append(call))
@@ -96,6 +97,7 @@ def test_a_field_that_no_array_can_be_named_after_is_refused(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.sliced(1)
 def test_the_command_says_what_it_made(source, tmp_path, capsys):
     assert run(["compact", str(source), str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 80

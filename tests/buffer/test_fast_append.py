@@ -20,6 +20,7 @@ from mmreplay.storage import write_path
 from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.testing.disks import WatchedDisk, using
 from mmreplay.verify import verify_buffer
+from tests.slices import count
 
 FIELDS = {
     "observation": mr.Field((5,), "float32"),
@@ -92,6 +93,7 @@ def state_of(buffer):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+@pytest.mark.sliced(1)
 def test_it_leaves_what_other_ways_leave(tmp_path, appended, num_envs, layout, autoreset):
     """Over laps, with ends, odd steps, cuts, clears and commits between."""
     found, shares = [], []
@@ -160,7 +162,7 @@ def values_of(rng, chance):
 @pytest.mark.sliced(1)
 def test_values_that_vary_are_left_as_other_ways_leave_them(tmp_path, appended, autoreset):
     """Over laps of rows and of the heap, with odd values, ends, clears, commits."""
-    found, shares = [], []
+    found, shares, laps = [], [], count(6, 3)
     for way in ("fast", "watched"):
         rng, path = np.random.default_rng(5), tmp_path / way
         appended.clear()
@@ -173,7 +175,7 @@ def test_values_that_vary_are_left_as_other_ways_leave_them(tmp_path, appended, 
                 commit_every=None,
                 autoreset=autoreset,
             )
-            for number in range(6 * SLOTS):
+            for number in range(laps * SLOTS):
                 ends = rng.random(2) < 0.03
                 step = step_of(number, 1, ends.tolist())
                 step |= values_of(rng, rng.random())
@@ -198,7 +200,7 @@ def test_values_that_vary_are_left_as_other_ways_leave_them(tmp_path, appended, 
                 ]
             )
             buffer.close()
-        shares.append(len(appended) / (6 * SLOTS))
+        shares.append(len(appended) / (laps * SLOTS))
         assert verify_buffer(path).ok
     assert found[0] == found[1]
     assert shares[0] > 0.3
@@ -386,6 +388,7 @@ def test_a_disk_that_is_replaced_later_sees_every_store(tmp_path, appended):
 
 
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+@pytest.mark.sliced(1)
 def test_it_continues_from_one_reserved_range_to_the_next(
     tmp_path, appended, monkeypatch, num_envs, layout
 ):
@@ -462,6 +465,7 @@ def block_of(number, steps, num_envs, rng):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+@pytest.mark.sliced(1)
 def test_blocks_leave_what_other_ways_leave(tmp_path, blocks, num_envs, layout, autoreset):
     found, counts = [], []
     for way in ("fast", "watched"):
@@ -669,6 +673,7 @@ else:
 
 @pytest.mark.parametrize("way", ["block", "step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+@pytest.mark.sliced(1)
 def test_rows_and_flags_are_stored_before_their_publication(tmp_path, num_envs, layout, way):
     """A store into COMMIT kills the writer here: its file has lost its pages."""
     arguments = str(tmp_path / "b"), str(num_envs), layout, way

@@ -55,6 +55,7 @@ class Holder:
 @pytest.mark.crash
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.sliced(1)
 def test_no_kill_loses_a_row_that_is_held(tmp_path, engine, kind):
     ring, schema = tmp_path / "ring", SCHEMAS[kind]
     make(ring, kind, engine, 5 * CAPACITY)
@@ -110,6 +111,7 @@ def test_rows_are_asked_for_although_limits_are_ahead(tmp_path, engine):
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.sliced(1)
 def test_no_limit_is_durable_that_the_callback_did_not_let_go(tmp_path, kind):
     ring, schema = tmp_path / "ring", SCHEMAS[kind]
     make(ring, kind, "memmap", 5 * CAPACITY)

@@ -313,6 +313,7 @@ with mr.ReplayBuffer.open(sys.argv[1]) as buffer:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.sliced(2)
 def test_draws_equal_the_decoded_files_everywhere(tmp_path, engine):
     with reopened(filled(tmp_path, 40, engine=engine), tmp_path) as buffer:
         rows = buffer.gather_all()
@@ -338,6 +339,7 @@ def test_draws_equal_the_decoded_files_everywhere(tmp_path, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.sliced(2)
 def test_rows_live_and_are_right_while_the_heap_laps(tmp_path, engine):
     heap = 4 * SCHEMA.max_heap_nbytes
     if engine == "zarr":

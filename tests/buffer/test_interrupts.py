@@ -160,6 +160,7 @@ buffer.add(value=7)
 
 
 @pytest.mark.parametrize("last", ["", "raise SystemExit(0)", "keep = [buffer]"])
+@pytest.mark.sliced(2)
 def test_a_program_that_ends_without_closing_has_committed(tmp_path, last):
     path = tmp_path / "ring"
     code = LEFT_OPEN + last

@@ -229,6 +229,7 @@ def check_texts(buffer):
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize("how", ["add", "some", "extend"])
 @pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.sliced(2)
 def test_heap_positions_that_kernels_cannot_count_are_refused(tmp_path, engine, how, num_envs):
     path = with_heaps_at(tmp_path / "b", (1 << 61) - (1 << 16), num_envs, engine)
     told = r"heap positions must be at most 2305843009213693944, got \d+ of envi"

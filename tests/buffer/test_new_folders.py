@@ -52,7 +52,7 @@ def hidden(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mine", "mine/sub", "new", "new/sub"])
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_a_buffer_is_made_below_a_folder_that_may_not_be_listed(hidden, name):
     done = created(hidden / name, CREATE)
     assert (done.returncode, done.stderr) == (0, "")

@@ -83,7 +83,7 @@ def quick():
 # Priorities are in RAM where their files cannot be opened.
 @pytest.mark.filterwarnings("ignore::mmreplay.DurabilityWarning")
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(4)
 def test_whatever_runs_out_of_descriptors_says_so_and_can_be_called_again(tmp_path, name):
     operate, met = OPERATIONS[name], 0
     # What is imported on the way is imported before.

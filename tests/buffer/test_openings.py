@@ -103,6 +103,7 @@ def left_in(path):
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.sliced(1)
 def test_a_buffer_made_for_nothing_is_removed_with_all_that_is_its_own(tmp_path, engine):
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema(), 5, engine=engine, limiter=mr.RateLimiter(1.0, 1, 9.0)

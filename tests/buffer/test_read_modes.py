@@ -134,6 +134,7 @@ def test_ends_are_those_of_steps_drawn_before_their_ring_was_replaced(
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.sliced(1)
 def test_what_came_after_a_draw_is_no_final_row_of_the_lap_before(tmp_path, rng, mode):
     """Terminated steps go on in a final row where there is one, else in themselves."""
     path, sampler = tmp_path / "b", mr.RecentSampler(4, 0.9, seed=0)

@@ -152,6 +152,7 @@ add(900_000)
 """
 
 
+@pytest.mark.sliced(2)
 def test_cp_of_a_live_folder_put_back_after_kill_and_rm_serves_no_wrong_row(disk):
     folder, backup = disk / "run", disk / "bak"
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE)

@@ -54,6 +54,7 @@ def record(path, rng, steps=90, num_envs=2, **options):
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd", "none"])
+@pytest.mark.sliced(2)
 def test_every_row_of_a_closed_buffer_is_in_its_group(tmp_path, rng, layout, codec):
     wanted, path = record(tmp_path / "b", rng, layout=layout, codec=codec)
     with mr.ReplayBuffer.open(path) as group, mr.ReplayBuffer.open(tmp_path / "b") as buffer:

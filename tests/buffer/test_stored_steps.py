@@ -98,7 +98,7 @@ def rows_of(folder):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_the_routes_leave_the_same_files(tmp_path, monkeypatch, num_envs, layout, autoreset):
     """Over several laps, with ends, in a buffer that is opened again."""
     found = []

@@ -83,6 +83,7 @@ def twins(request, tmp_path):
         yield sharded, twin, reader, extend
 
 
+@pytest.mark.sliced(1)
 def test_what_is_read_is_what_was_added_over_several_laps(twins):
     sharded, twin, reader, extend = twins
     for count in (3, 40, 1, 70, 33, 60):
@@ -99,6 +100,7 @@ def test_what_is_read_is_what_was_added_over_several_laps(twins):
         assert (got[path] == twin.gather_all()[path]).all(), path
 
 
+@pytest.mark.sliced(1)
 def test_zarr_reads_every_row_of_a_closed_buffer(twins):
     sharded, twin, _, extend = twins
     for count in (70, 45):
@@ -118,6 +120,7 @@ def test_zarr_reads_every_row_of_a_closed_buffer(twins):
         assert (np.concatenate(found) == rows[path]).all(), path
 
 
+@pytest.mark.sliced(1)
 def test_a_closed_buffer_goes_on_and_is_resized(twins, tmp_path):
     sharded, twin, _, extend = twins
     extend(90)

@@ -342,6 +342,7 @@ main(["info", "x"])
 
 
 @pytest.mark.parametrize("name", ["mmreplay.cli.exits", "typer", "mmreplay.cli.app"])
+@pytest.mark.sliced(2)
 def test_an_interruption_while_commands_are_loaded_is_reported_in_one_line(name):
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(name=name)], capture_output=True, text=True, timeout=60

@@ -128,7 +128,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(2)
 def test_no_label_lies_on_another_one(tmp_path, case):
     made = [make() for make in CASES[case]]
     check(*drawn(tmp_path, *made))
@@ -152,6 +152,7 @@ def test_a_single_value_has_one_tick(tmp_path):
 
 @pytest.mark.parametrize("field", [FLOAT, INTEGER])
 @pytest.mark.parametrize(("count", "width"), [(7, 1), (30, 1), (170, 3)])
+@pytest.mark.sliced(2)
 def test_bars_of_whole_numbers_stand_over_their_ticks(tmp_path, field, count, width):
     values = counts_of(np.arange(count), field)
     figure, _ = drawn(tmp_path, table_of([], []), None, values)

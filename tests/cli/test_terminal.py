@@ -67,6 +67,7 @@ def test_the_buffers_own_name_is_printed_without_its_escapes(cli, path, command)
 
 
 @pytest.mark.parametrize("key", ["pid", "host"])
+@pytest.mark.sliced(1)
 def test_the_text_of_a_lock_is_printed_without_its_escapes(cli, path, key):
     text = {"pid": 12, "host": "here", "start": 1.0}
     lock = WriterLock(path)

@@ -85,6 +85,7 @@ def test_every_row_is_in_exactly_one_file(tmp_path, engine):
 
 @pytest.mark.parametrize("every", [None, 20])
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.sliced(1)
 def test_it_holds_for_blocks_and_environments_that_run_apart(tmp_path, engine, seed, every):
     rng = np.random.default_rng(seed)
     want, done = set(), np.zeros(3, int)

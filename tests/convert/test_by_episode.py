@@ -95,6 +95,7 @@ def test_steps_become_fewer_as_the_twin_says(tmp_path, autoreset, reward):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.sliced(1)
 def test_blocks_of_any_size_give_the_same_steps(tmp_path, rows):
     source = record(tmp_path / "ring", "same_step", 3)
     found = []
@@ -252,6 +253,7 @@ def relabelled(rows):
 
 @pytest.mark.parametrize("rows", [1, 4, None])
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(2)
 def test_a_function_changes_episodes_as_the_twin_says(tmp_path, autoreset, rows, monkeypatch):
     for seed in range(count(12, 2)):
         source = record(tmp_path / f"ring{seed}", autoreset, seed)

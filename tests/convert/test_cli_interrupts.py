@@ -97,6 +97,7 @@ def test_a_target_that_was_finished_is_said_to_be(tmp_path, source, monkeypatch,
     assert mr.load(target, tmp_path / "back").rows == 48
 
 
+@pytest.mark.slow
 def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
     schema = mr.Schema.from_flat({"x": mr.Field((64,), "float64")})
     with mr.ReplayBuffer.create(tmp_path / "source", schema, 60_000) as buffer:

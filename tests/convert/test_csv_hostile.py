@@ -71,7 +71,7 @@ mr.export(sys.argv[1], sys.argv[2], overwrite=True)
         ),
     ],
 )
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_a_kill_never_leaves_a_pair_that_disagrees(tmp_path, before, renames):
     path = tmp_path / "a.csv"
     make(tmp_path / "new", 20).close()

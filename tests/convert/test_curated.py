@@ -123,6 +123,7 @@ def test_the_report_counts_holes_and_lost_steps_of_final_rows(ring, tmp_path, en
 
 
 @pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.sliced(3)
 def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending):
     """Against the file format: what may follow an end in each mode."""
     rows = rows_of(ring)
@@ -159,6 +160,7 @@ def test_strict_refuses_an_autoreset_that_rows_do_not_say(ring, tmp_path, ending
 
 @pytest.mark.parametrize("ending", FORMATS)
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(3)
 def test_a_given_autoreset_answers_what_rows_do_not_say(ring, tmp_path, ending, autoreset):
     """Rows without the first step after each end: all but the mode comes back."""
     rows = rows_of(ring)
@@ -217,6 +219,7 @@ def test_an_autoreset_that_rows_contradict_or_need_not_is_refused(ring, tmp_path
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.sliced(1)
 def test_the_command_takes_an_autoreset(ring, tmp_path, capsys):
     rows = rows_of(ring)
     # An end without a final row, and no row behind it, says nothing.
@@ -300,6 +303,7 @@ def test_positions_without_flags_are_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize("name", POSITION_COLUMNS)
+@pytest.mark.sliced(1)
 def test_a_row_without_its_position_is_named_with_ways_out_that_work(ring, tmp_path, name):
     table, path = table_of(ring), tmp_path / "some.parquet"
     row = 11
@@ -415,6 +419,7 @@ def test_the_columns_may_have_other_integers_and_be_among_others(ring, tmp_path)
     compare(loaded(tmp_path / "again"), expected(rows, kept.tolist()))
 
 
+@pytest.mark.sliced(1)
 def test_an_environment_may_lose_all_rows(ring, tmp_path):
     rows = rows_of(ring)
     kept = [n for n, row in enumerate(rows) if row["env"] != 1]
@@ -449,6 +454,7 @@ def test_some_fields_of_a_curated_file_are_read_alone(ring, tmp_path):
     assert steps == [step[0] for env in sorted(want) for step in want[env]]
 
 
+@pytest.mark.sliced(1)
 def test_rows_of_a_curated_file_are_selected_after_its_holes(ring, tmp_path):
     rows = rows_of(ring)
     kept = [n for n in range(len(rows)) if n % 6]

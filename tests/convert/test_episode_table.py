@@ -46,6 +46,7 @@ def test_the_table_of_a_folder_is_that_of_its_buffer(tmp_path):
 
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(1)
 def test_final_rows_and_broken_episodes_are_seen_likewise(tmp_path, autoreset):
     for seed in range(count(30, 3)):
         path = record(tmp_path / str(seed), autoreset, seed)

@@ -97,6 +97,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("envs", ["append", "stack"])
+@pytest.mark.sliced(1)
 def test_random_rings_are_joined_as_the_twin_joins_them(tmp_path, envs):
     for turn in range(count(100, 2)):
         rng = twin.make(turn)

@@ -234,7 +234,7 @@ def _is(opened, source):
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", [Exporting, Loading])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(2)
 def test_killed_at_any_call_to_the_disk(tmp_path, source, way, kind):
     made = kind(tmp_path, source, WAYS[way])
     # Some of the calls, others for each format: it is to take half a second.
@@ -254,6 +254,7 @@ def test_killed_while_shards_are_written(tmp_path, source):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["buffer", "npz"])
+@pytest.mark.sliced(1)
 def test_killed_while_splits_are_written(tmp_path, source, kind):
     # All splits are there, of the one source or of the other, or none of them.
     other, target = source.with_name("other"), tmp_path / "made" / "sets"

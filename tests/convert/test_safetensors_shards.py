@@ -40,6 +40,7 @@ def row_nbytes(buffer):
 
 
 @pytest.mark.parametrize("rows", [0.1, 1, 7, 24, 47, 48, 1000])
+@pytest.mark.sliced(4)
 def test_parts_come_back_by_folder_and_by_index(source, tmp_path, rows):
     target = tmp_path / "a.safetensors"
     report = mr.export(source, target, part_bytes=rows * row_nbytes(source))

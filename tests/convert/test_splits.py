@@ -69,7 +69,7 @@ def test_splits_of_a_ring_are_those_of_mr_split(tmp_path):
 
 
 def test_splits_of_several_sources_that_are_merged_again_are_the_same_episodes(tmp_path):
-    for turn in range(count(60, 3)):
+    for turn in range(count(60, 2)):
         rng = twin.make(500 + turn)
         folder = tmp_path / str(turn)
         folder.mkdir()
@@ -376,6 +376,7 @@ class InBlocks(BufferReader):
 
 @pytest.mark.filterwarnings("ignore:.*end_episodes of environments")
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(1)
 def test_digests_do_not_depend_on_blocks(tmp_path, autoreset):
     for seed in range(count(4, 2)):
         record(tmp_path / str(seed), autoreset, seed)
@@ -391,6 +392,7 @@ def test_digests_do_not_depend_on_blocks(tmp_path, autoreset):
 
 @pytest.mark.filterwarnings("ignore:.*end_episodes of environments")
 @pytest.mark.parametrize("autoreset", AUTORESETS)
+@pytest.mark.sliced(1)
 def test_what_a_seam_rewrites_does_not_count(tmp_path, autoreset):
     # Final rows, episodes that were broken off, and steps that a resume truncated.
     for seed in range(count(12, 2)):

@@ -164,7 +164,7 @@ def test_values_come_back_to_the_bit(name, tmp_path):
 
 @pytest.mark.model
 @EVERY
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(3)
 def test_lists_of_values_come_back(name, tmp_path_factory):
     """Rows of hypothesis's choice against a list of dicts."""
     row = st.fixed_dictionaries(
@@ -691,7 +691,7 @@ def test_forged_cells_are_refused_by_line_and_column(path, cell, tmp_path):
 
 
 @pytest.mark.parametrize("format", list(forged_values.WAYS))
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(2)
 def test_what_is_forged_is_refused_by_name_or_loaded(format, tmp_path):
     with forged_values.make_buffer(tmp_path / "source") as source:
         mr.export(source, tmp_path / f"a.{format}")
@@ -1076,7 +1076,7 @@ def test_ranges_of_rows_are_complete_and_bound_their_bytes():
 
 @pytest.mark.parametrize("engine", ["memmap", "memory", "zarr"])
 @pytest.mark.parametrize("every", [None, 10])
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_each_row_whose_bytes_are_needed_is_in_one_file(engine, every, tmp_path):
     fields = {"text": mr.Field.text(max_bytes=400), "tokens": KINDS["tokens"]}
     path = None if engine == "memory" else tmp_path / "source"

@@ -289,6 +289,7 @@ def enumerate_starts(length, capacities, windows, final_follows, derived):
 
 @pytest.mark.parametrize("derived", [True, False], ids=["derived", "stored"])
 @pytest.mark.parametrize("final_follows", [True, False], ids=["next_step", "same_step"])
+@pytest.mark.sliced(1)
 def test_every_short_history_has_the_starts_that_walking_finds(derived, final_follows):
     windows = [(0, 1), (2, 2)]
     enumerate_starts(3, [1, 2, 9], windows, final_follows, derived)

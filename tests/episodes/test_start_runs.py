@@ -12,6 +12,7 @@ def starts_of(begin, stop, stride):
 
 @pytest.mark.parametrize("stride", [1, 3, 1 << 62])
 @pytest.mark.parametrize("num_envs", [1, 5])
+@pytest.mark.sliced(2)
 def test_ranks_and_positions_find_what_lists_hold(num_envs, stride, rng):
     runs = StartRuns(num_envs, stride)
     # Every start ever taken in, the newest position, and the oldest one kept.

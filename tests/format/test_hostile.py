@@ -289,6 +289,7 @@ def test_too_few_descriptors_are_reported_and_drop_no_row(tmp_path, mode):
 
 
 @pytest.mark.parametrize("autoreset", ["disabled", "same_step", "next_step"])
+@pytest.mark.sliced(1)
 def test_any_flags_at_all_are_drawn_from_or_refused(tmp_path, rng, autoreset):
     with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2, autoreset=autoreset) as buffer:
         fill(buffer, 0, 30)

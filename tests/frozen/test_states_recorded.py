@@ -51,6 +51,7 @@ def test_what_loads_goes_on_from_a_recorded_state(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.sliced(1)
 def test_workers_of_a_stream_give_what_was_recorded(tmp_path, name):
     state, draws = STREAMS[name](tmp_path, None, 2)
     assert draws == RECORDED[name]["draws"]

@@ -43,7 +43,7 @@ def broken(world, steps=STEPS):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(3)
 def test_the_rules_hold(kind):
     for seed in range(FIRST_SEED, FIRST_SEED + (WORLDS or 2)):
         world = World(seed, **KINDS[kind])

@@ -45,7 +45,7 @@ def broken(world):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(3)
 def test_the_rules_hold(kind):
     for seed in range(FIRST_SEED, FIRST_SEED + (WORLDS or 2)):
         world = SealedWorld(seed, **KINDS[kind])

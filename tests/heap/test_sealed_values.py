@@ -139,6 +139,7 @@ def test_rows_live_as_long_as_the_capacity_says_however_often_the_heap_laps(tmp_
     assert report.findings == ()
 
 
+@pytest.mark.slow
 def test_blocks_are_published_as_the_heap_takes_them(tmp_path):
     buffer = create(tmp_path / "ring")
     for first in range(0, 600, 150):
@@ -151,6 +152,7 @@ def test_blocks_are_published_as_the_heap_takes_them(tmp_path):
     assert mr.verify_buffer(tmp_path / "ring").ok
 
 
+@pytest.mark.slow
 def test_a_writer_goes_on_in_a_shard_that_a_close_has_sealed(tmp_path):
     buffer = create(tmp_path / "ring")
     for turn in range(8):
@@ -276,6 +278,7 @@ def test_a_value_that_is_sealed_and_overwritten_while_it_is_read_is_read_again(
 
 
 @pytest.mark.parametrize("tail", [104, 106, 111, 112])
+@pytest.mark.sliced(2)
 def test_the_other_rows_of_a_shard_that_is_overwritten_are_not_read(tmp_path, monkeypatch, tail):
     # Rows below a tail may be overwritten, but the shard holds others: those are put
     # back, and the heap may have given up their values.
@@ -301,6 +304,7 @@ def test_the_other_rows_of_a_shard_that_is_overwritten_are_not_read(tmp_path, mo
 
 
 @pytest.mark.parametrize("read_mode", ["mmap", "pread"])
+@pytest.mark.sliced(1)
 def test_draws_hold_values_of_shards_and_of_the_heap(tmp_path, read_mode):
     buffer = filled(tmp_path / "ring", 300)
     buffer.commit()
@@ -658,7 +662,7 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(2)
 def test_a_sealed_reference_that_claims_any_memory_is_damage_of_its_shard(claimed, read):
     match = (
         r"field 'blob' is damaged in position \d+ of environment 0: its reference does "

@@ -228,7 +228,7 @@ CALLS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=2500 if EXPLORES else count(100, 20))
+@settings(deadline=None, max_examples=2500 if EXPLORES else count(100, 12))
 @given(
     engine=st.sampled_from(["memmap", "zarr", "memory"]),
     num_envs=st.integers(1, 3),

@@ -125,7 +125,7 @@ class Blocked:
 
 @pytest.mark.parametrize("context", [FORK, SPAWN])
 @pytest.mark.parametrize("alike", [False, True], ids=["seeds", "one_seed"])
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_an_epoch_is_whole_where_a_worker_never_began_the_one_before(
     tmp_path, monkeypatch, context, alike
 ):

@@ -380,7 +380,7 @@ def test_a_path_is_no_open_buffer(path):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "shuffled", "sequences"])
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_writer_may_overwrite_what_was_drawn(tmp_path, kind):
     fill(tmp_path / "b", capacity=100)
     buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+", sampler=SAMPLERS[kind]())

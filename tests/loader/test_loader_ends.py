@@ -225,6 +225,7 @@ def test_a_loop_that_raises_leaves_nothing_running(buffer):
     assert loaders() == []
 
 
+@pytest.mark.slow
 def test_many_loaders_leave_nothing_behind(path):
     def descriptors():
         return len(os.listdir("/proc/self/fd"))

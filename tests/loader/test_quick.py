@@ -12,6 +12,7 @@ from tests.ctrl_c import CtrlC
 from tests.loader.support import fill, steps
 from tests.loader.test_loader import SAMPLERS, TRANSFORMS, Counting, endless, opened, same
 from tests.loader.test_loader_ends import failing
+from tests.slices import count
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +120,10 @@ def test_a_transform_does_not_end_the_iteration_in_silence(path):
 
 def test_batches_go_on_where_ctrl_c_struck(path):
     with opened(path) as alone:
-        expected = [alone.sample(8).positions.tolist() for _ in range(20_000)]
+        expected = [alone.sample(8).positions.tolist() for _ in range(count(20_000, 6000))]
     places = {str(draw): number for number, draw in enumerate(expected)}
     found, buffer = [], opened(path)
-    with buffer, mr.ReplayLoader(buffer, 8) as loader, CtrlC(40) as ctrl_c:
+    with buffer, mr.ReplayLoader(buffer, 8) as loader, CtrlC(count(40, 12)) as ctrl_c:
         while ctrl_c.comes():
             with suppress(KeyboardInterrupt):
                 batch = ctrl_c.during(loader.__next__)

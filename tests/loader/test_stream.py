@@ -143,7 +143,7 @@ def test_ranks_share_what_one_process_gives(path, kind, workers):
 
 @pytest.mark.parametrize("kind", ["uniform", "shuffled", "sequences"])
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 3)])
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_a_run_goes_on_whatever_the_workers(path, kind, before, after):
     alone = loader_of(stream_of(path, kind))
     expected = [[steps_of(batch) for batch in alone] for _ in range(3)]

@@ -127,6 +127,7 @@ def late(request, monkeypatch):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.sliced(1)
 def test_memory_is_not_filled_again_before_it_was_copied(path, late, kind, size):
     expected = expected_of(path, kind, size, 20)
     buffer = mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind]())

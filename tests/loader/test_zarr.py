@@ -37,6 +37,7 @@ def equal(left, right):
     ],
 )
 @pytest.mark.parametrize("transforms", [(), (mr.FrameStack(3), mr.NStep(2, 0.9))])
+@pytest.mark.sliced(1)
 def test_samplers_that_keep_no_rows_draw_the_same(pair, sampler, transforms):
     drawn = []
     for path in pair:

@@ -34,6 +34,7 @@ def test_without_ray_the_import_says_what_to_install():
 
 
 @pytest.mark.parametrize("command", ["status", "stop"])
+@pytest.mark.sliced(1)
 def test_without_ray_the_commands_say_what_to_install(command):
     done = python(WITHOUT_RAY + f"from mmreplay.cli import main; main(['ray', '{command}', 'r'])")
     assert done.returncode == 1
@@ -44,7 +45,7 @@ def test_without_ray_the_commands_say_what_to_install(command):
 
 
 @pytest.mark.parametrize("version", ["2.9.3", "2.55.0", "2.61.0", "3.0.0", "2"])
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_another_version_of_ray_is_refused(version):
     done = python(
         OLD_RAY.format(version) + "from mmreplay.cli import main; main(['ray', 'status', 'r'])"

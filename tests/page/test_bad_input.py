@@ -318,7 +318,7 @@ print(json.dumps([answers, state["state"], good["state"], other.status]))
         "save",
     ],
 )
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(2)
 def test_a_file_that_is_shortened_during_a_read_does_not_end_the_server(tmp_path, rng, route):
     bad = make_buffer(tmp_path / "bad", rng)
     good = make_buffer(tmp_path / "good", rng)

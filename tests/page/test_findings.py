@@ -408,7 +408,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("name", "steps", "num_envs", "autoreset", "policy", "options"), RECORDED)
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(4)
 def test_nothing_stands_out_of_what_is_recorded(
     ask, tmp_path, name, steps, num_envs, autoreset, policy, options
 ):

@@ -124,6 +124,7 @@ def test_a_buffer_that_is_not_there_is_looked_for_each_second(tmp_path, clock):
         shown.close()
 
 
+@pytest.mark.slow
 def test_jobs_of_the_background_take_turns():
     reader, order, done = BackgroundReader(), [], threading.Event()
     counts = {"a": 0, "b": 0}

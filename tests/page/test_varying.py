@@ -100,6 +100,7 @@ def test_the_overview_has_lengths_and_the_fill_of_the_heap(ask, path):
 @pytest.mark.parametrize("mode", ["disabled", "same_step", "next_step"])
 @pytest.mark.parametrize("final", [True, False])
 @pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.sliced(2)
 def test_every_screen_shows_observations_of_text_with_known_final_ones(
     ask, tmp_path, engine, mode, final, num_envs
 ):

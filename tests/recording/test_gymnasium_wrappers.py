@@ -230,7 +230,7 @@ def assert_episodes_are_those_that_gymnasium_counted(buffer, log):
 @pytest.mark.filterwarnings("ignore")  # Gymnasium's own, of bounds and dtypes
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=WORDS.values())
 @pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.sliced(8)
+@pytest.mark.sliced(5)
 def test_what_wrapped_vectors_gave_is_recorded(tmp_path, name, mode):
     if refused_by_gymnasium(name, mode):
         return
@@ -287,6 +287,7 @@ def test_what_a_loop_adds_of_wrapped_vectors_comes_back(name, mode):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=WORDS.values())
+@pytest.mark.sliced(1)
 def test_what_processes_gave_is_recorded(tmp_path, mode):
     log = vector_of("nested", mode, AsyncVectorEnv)
     try:

@@ -87,6 +87,7 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(damaged, tmp_path, name,
 
 @with_positions
 @pytest.mark.parametrize("keep_unproven", [False, True])
+@pytest.mark.sliced(1)
 def test_missing_positions_are_as_empty_ones_and_found_by_the_shards(
     damaged, tmp_path, keep_unproven
 ):
@@ -458,7 +459,7 @@ def scanned(path):
         found.close()
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_too_few_descriptors_are_reported_and_drop_no_row(damaged, tmp_path):
     """Whatever is opened last: what cannot be opened for them is not damaged."""
     whole = mr.repair(damaged, tmp_path / "whole")

@@ -122,6 +122,7 @@ def test_only_the_block_with_a_flipped_byte_is_dropped(damaged, tmp_path):
     assert before == {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
 
 
+@pytest.mark.sliced(1)
 def test_many_damaged_blocks_are_dropped_and_the_rest_survives(damaged, rng, tmp_path):
     """Against an oracle: the blocks whose bytes were changed, and no other row."""
     for turn in range(6):

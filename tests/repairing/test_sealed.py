@@ -64,6 +64,7 @@ def block_of(path, position):
     return range(first, first + size)
 
 
+@pytest.mark.sliced(1)
 def test_a_whole_buffer_is_copied_as_it_is(damaged):
     made = mr.repair(damaged)
     assert (made.cuts, made.restored) == ((), ())
@@ -101,6 +102,7 @@ def test_chunks_are_asked_for_each_time_before_they_are_read(damaged, monkeypatc
     assert sum(asked) > 0
 
 
+@pytest.mark.sliced(1)
 def test_only_the_block_with_a_flipped_byte_is_dropped(damaged):
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
     shard, at = shard_of(damaged, 1, 90)
@@ -114,6 +116,7 @@ def test_only_the_block_with_a_flipped_byte_is_dropped(damaged):
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.sliced(1)
 def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, layout):
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
@@ -179,6 +182,7 @@ def test_heads_are_found_without_a_record(damaged):
     assert all(max(each) == 123 // whole * whole - 1 for each in numbers)
 
 
+@pytest.mark.sliced(1)
 def test_in_place_both_change_places(damaged, tmp_path):
     before = {p.relative_to(damaged): p.read_bytes() for p in damaged.rglob("c.*")}
     made = mr.repair(damaged, in_place=True)

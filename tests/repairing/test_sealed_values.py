@@ -211,7 +211,7 @@ def test_a_damaged_shard_of_values_costs_its_rows_with_values(damaged, change):
 
 
 @pytest.mark.parametrize("stand_in", ["nothing", "folder", "link"])
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_shard_of_values_that_is_gone_costs_its_rows_with_values(damaged, stand_in):
     shard = shard_of(damaged, 1, 375, "tokens")
     shard.unlink()
@@ -223,6 +223,7 @@ def test_a_shard_of_values_that_is_gone_costs_its_rows_with_values(damaged, stan
     assert_repaired(made, [], with_values(rows_of_shard(375)))
 
 
+@pytest.mark.slow
 def test_a_shard_of_references_that_is_gone_costs_its_rows(damaged):
     shard_of(damaged, 1, 375, "%references/text").unlink()
     made = mr.repair(damaged)
@@ -269,7 +270,7 @@ def test_a_value_that_was_changed_in_the_heap_costs_its_row_alone(staged):
         pytest.param((0, 8, 0), id="given up"),
     ],
 )
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(1)
 def test_a_reference_in_the_staging_files_that_leads_elsewhere_costs_its_row_alone(
     staged, reference
 ):
@@ -280,7 +281,7 @@ def test_a_reference_in_the_staging_files_that_leads_elsewhere_costs_its_row_alo
 
 
 @pytest.mark.parametrize("change", LOST_HEAPS)
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_a_heap_that_is_gone_costs_rows_in_no_shard_and_no_others(staged, change):
     LOST_HEAPS[change](staged / DATA / "heap.bin")
     made = mr.repair(staged)
@@ -289,6 +290,7 @@ def test_a_heap_that_is_gone_costs_rows_in_no_shard_and_no_others(staged, change
     assert_repaired(made, lost, lost)
 
 
+@pytest.mark.slow
 def test_a_short_heap_costs_the_values_behind_its_end(staged):
     reference, _ = values_at(staged, 1, STEPS - 2)
     nbytes = HEAP_BYTES + int(reference["position"]) % HEAP_BYTES
@@ -306,6 +308,7 @@ def test_what_lies_in_shards_needs_no_heap(damaged):
     assert_repaired(made, [], [])
 
 
+@pytest.mark.slow
 def test_staging_files_that_are_gone_cost_what_no_shard_holds(staged):
     (staged / DATA / "records.bin").unlink()
     made = mr.repair(staged)

@@ -121,7 +121,7 @@ WINDOWED = {
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(2)
 def test_windows_of_a_live_ring_are_what_one_that_was_just_opened_shows(
     tmp_path, kind, rng, monkeypatch
 ):

@@ -62,6 +62,7 @@ def test_a_table_draws_every_order_as_often(rng):
 
 
 @pytest.mark.parametrize("size", [5, 7, 12])
+@pytest.mark.sliced(2)
 def test_every_position_is_as_likely_for_every_index(size, rng, computed):
     # A network of eight rounds is close to a random order, not exactly one; at these
     # sizes, the worst for it, 2,000 orders do not tell the difference.

@@ -145,6 +145,7 @@ class Twin:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize(("num_envs", "row_nbytes"), [(1, 7), (3, 7), (1, 50), (4, 50)])
+@pytest.mark.sliced(2)
 def test_no_row_that_may_be_asked_for_changes(
     tmp_path, monkeypatch, seed, layout, num_envs, row_nbytes
 ):

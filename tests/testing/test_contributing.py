@@ -55,6 +55,7 @@ def test_the_transform_clips_before_rewards_are_summed(imported, tmp_path):
         assert buffer.sample(9)["reward"].tolist() == [0.5] * 9
 
 
+@pytest.mark.slow
 def test_the_sampler_of_the_page_on_extending_keeps_the_contract(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "extending.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)

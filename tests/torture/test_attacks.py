@@ -60,7 +60,7 @@ def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch, geo
 @pytest.mark.parametrize("geometries", ATTACKED, ids=["rows", "heaps", "shards"])
 @pytest.mark.sliced(1)
 def test_no_kill_loses_a_published_row(geometries):
-    states = count(16, 6)
+    states = count(16, 4)
     report = kills.attack(states, 12, geometries=geometries)
     assert report.findings == {}, report.examples
     assert report.states == states

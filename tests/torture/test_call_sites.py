@@ -330,7 +330,7 @@ def assert_goes_on(buffer, work):
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
 )
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
     prepared, tmp_path, name, number, every
 ):

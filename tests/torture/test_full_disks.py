@@ -224,6 +224,7 @@ def test_a_shard_range_with_holes_is_sealed_on_a_full_disk(disk):
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.sliced(1)
 def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout):
     schema = mr.Schema({"n": mr.Field((16,), "int64")})
     source = ReplayBuffer.create(None, schema, 2048, 2, engine="memory", autoreset="disabled")

@@ -23,6 +23,7 @@ def quick():
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("codec", ["blosc-lz4", "zstd", "none"])
+@pytest.mark.sliced(2)
 def test_a_group_read_by_hand_is_what_zarr_reads(tmp_path, rng, layout, codec):
     options = {"layout": layout, "codec": codec, "chunk_crc32c": True}
     wanted, path = record(tmp_path / "b", rng, **options)
@@ -41,6 +42,7 @@ def test_a_group_read_by_hand_is_what_zarr_reads(tmp_path, rng, layout, codec):
 
 
 @pytest.mark.parametrize("at", [3, -1, -9])
+@pytest.mark.sliced(1)
 def test_a_shard_with_a_flipped_bit_is_not_read(tmp_path, rng, at):
     _, path = record(tmp_path / "b", rng, chunk_crc32c=True)
     for shard in path.glob("reward/c.*"):
@@ -52,6 +54,7 @@ def test_a_shard_with_a_flipped_bit_is_not_read(tmp_path, rng, at):
 
 
 @pytest.mark.parametrize("left", [0, 30])
+@pytest.mark.sliced(1)
 def test_a_truncated_shard_is_not_read(tmp_path, rng, left):
     _, path = record(tmp_path / "b", rng)
     for shard in path.glob("reward/c.*"):

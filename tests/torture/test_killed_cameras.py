@@ -184,6 +184,7 @@ def shared_memory():
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
 @pytest.mark.parametrize("kills", [4, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.sliced(1)
 def test_no_kill_loses_or_mixes_images(shared_memory, engine, kills):
     victim = Victim(shared_memory / "ring", engine, seed=kills)
     for _ in range(kills):

@@ -22,7 +22,7 @@ from tools.torture.specimens import alive, one_boot, specimens
 
 
 def test_no_damaged_buffer_passes_for_a_whole_one():
-    states = count(60, 12)
+    states = count(60, 9)
     report = mutate.attack(states, 31)
     assert report.findings == {}, report.examples
     assert report.states == states
@@ -162,6 +162,7 @@ def without_the_newest(specimen):
 
 
 @pytest.mark.parametrize("reported", [True, False])
+@pytest.mark.sliced(1)
 def test_commits_that_are_lost_without_a_word_are_noticed(tmp_path, reported):
     path, faults = tmp_path / "buffer", []
     with ExitStack() as stack:

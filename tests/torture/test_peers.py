@@ -45,6 +45,7 @@ def test_a_kill_costs_ours_nothing_and_is_noticed_in_a_careless_one():
 
 
 @pytest.mark.crash
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_to_ours_and_the_death_of_a_mapped_one():
     try:
         ours = peers.attack("mmreplay", "full", 3, 1).seen

@@ -109,6 +109,7 @@ def test_publications_take_the_live_slots_strictly_in_turn(tmp_path):
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
 @pytest.mark.parametrize("geometry", GEOMETRIES[:3], ids=lambda g: g.name)
+@pytest.mark.sliced(2)
 def test_a_call_that_raised_left_no_trace_or_is_in_whole(tmp_path, geometry, fault):
     buffer = make(tmp_path / "a", geometry)
     notes = Notes.blank(geometry.num_envs)
@@ -195,7 +196,7 @@ def test_nothing_is_added_to_a_generation_that_a_resize_may_have_left(tmp_path):
 
 
 @pytest.mark.parametrize("calls", range(12, 20))
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(1)
 def test_a_power_cut_in_the_opening_after_a_kill_in_a_commit(tmp_path, calls):
     """A slot that was written and not synced is no reason to overwrite the other."""
     for luck in range(12):

@@ -110,6 +110,7 @@ def sites(total, every):
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
 )
+@pytest.mark.sliced(2)
 def test_a_power_cut_or_kill_at_a_call_leaves_a_copy_whole_or_marked(
     prepared, tmp_path, make, shared, every
 ):

@@ -60,7 +60,7 @@ def every_window(buffer, **shape):
 
 
 @pytest.mark.parametrize(("autoreset", "final"), MODES)
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_each_step_of_each_small_ring_is_a_legal_start(autoreset, final):
     for twin in small_rings(autoreset, final, [mr.WithoutNext()]):
         buffer, oracle = twin.buffer, twin.oracle
@@ -93,7 +93,7 @@ def test_each_step_of_each_small_ring_is_a_legal_start(autoreset, final):
 
 @pytest.mark.parametrize(("autoreset", "final"), MODES)
 @pytest.mark.parametrize("contiguous", [False, True])
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_windows_hold_steps_without_a_known_next_observation(autoreset, final, contiguous):
     unknown = 0
     for twin in small_rings(autoreset, final, longest=4):

@@ -48,6 +48,7 @@ def test_rows_larger_than_what_is_read_at_a_time(tmp_path, rng, monkeypatch, lay
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.sliced(1)
 def test_any_flipped_bit_of_summed_rows_is_found(tmp_path, rng, layout):
     path = make(tmp_path / "b", rng, layout=layout)
     with mr.ReplayBuffer.open(path) as buffer:

@@ -125,6 +125,7 @@ def test_what_a_user_says_may_nest_as_deep_as_metadata_takes(tmp_path):
     assert verify_buffer(path).findings == ()
 
 
+@pytest.mark.sliced(1)
 def test_a_copy_by_compact_is_whole(path, tmp_path):
     change(path, "%flags", 0, 40)
     (path / DATA / "zarr/zarr.json").unlink()
@@ -143,6 +144,7 @@ def test_names_that_are_not_ours_are_notes(path):
     assert "zarr/reward holds c.0.0.0 and 1 more, which is not" in second.message
 
 
+@pytest.mark.sliced(1)
 def test_a_half_made_shard_is_left_over_unless_its_writer_lives(path):
     with mr.ReplayBuffer.open(path, "r+"):
         (path / DATA / "zarr/tmp-0").write_bytes(b"")
@@ -153,6 +155,7 @@ def test_a_half_made_shard_is_left_over_unless_its_writer_lives(path):
     assert verify_buffer(path).findings == ()
 
 
+@pytest.mark.sliced(1)
 def test_what_a_live_writer_does_meanwhile_is_no_damage(path, rng):
     done = threading.Event()
     batches = [steps(rng, 7, 2) for _ in range(4)]

@@ -28,6 +28,7 @@ def test_a_buffer_killed_before_its_first_commit_is_whole(tmp_path, rng):
 
 @pytest.mark.crash
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.sliced(1)
 def test_a_busy_writer_and_what_its_death_leaves_are_whole(tmp_path, rng, layout):
     path = tmp_path / "b"
     make(path, rng, 16, layout=layout)

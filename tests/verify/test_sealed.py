@@ -74,6 +74,7 @@ def test_an_unreadable_row_without_a_checksum_is_reported(buffer, position):
         assert verify_buffer(buffer.path, deep=False).ok
 
 
+@pytest.mark.sliced(1)
 def test_repair_drops_the_rows_that_verify_reports(buffer, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(buffer.path, copy)
@@ -84,6 +85,7 @@ def test_repair_drops_the_rows_that_verify_reports(buffer, tmp_path):
     assert verify_buffer(made.target).findings == ()
 
 
+@pytest.mark.sliced(1)
 def test_a_damaged_row_that_is_not_served_is_nobodys(buffer, tmp_path):
     """What is above the last commit in a copy, or below the oldest row alive."""
     copy = tmp_path / "copy"

@@ -124,6 +124,7 @@ def exporter(buffer, folder, **options):
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr", "memory"])
+@pytest.mark.sliced(2)
 def test_episodes_are_appended_before_their_rows_are_overwritten(tmp_path, engine):
     path = None if engine == "memory" else tmp_path / "ring"
     with make(path, capacity=40, engine=engine) as buffer, exporter(buffer, tmp_path / "set") as of:

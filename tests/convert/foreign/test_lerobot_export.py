@@ -714,6 +714,7 @@ class Full(files.Disk):
 
 
 @pytest.mark.parametrize("video", [False, True])
+@pytest.mark.sliced(1)
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, video):
     ring(tmp_path / "ring", LENGTHS)
     for number in range(0, 3000, slices.count(13, 41)):
@@ -763,7 +764,7 @@ def kill_again_and_again(folder, random):
         write(source)
         whole.append(contents(made / "set"))
     rng = np.random.default_rng(0)
-    prepares = map(at_call, range(0, 10_000, 5 if random else slices.count(37, 211)))
+    prepares = map(at_call, range(0, 10_000, 5 if random else slices.count(37, 311)))
     if random:
         prepares = [*prepares, *(after(float(rng.uniform(0.01, 0.4))) for _ in range(200))]
     ends = set()

@@ -124,6 +124,7 @@ def test_sets_are_merged_without_encoding_again(source, tmp_path, capsys):
     assert info_of(tmp_path / "more")["total_frames"] == 2 * len(steps) + len(other)
 
 
+@pytest.mark.slow
 def test_other_options_encode_again_and_say_so(source, tmp_path, capsys):
     folder, steps = source
     report = reported(capsys, folder, tmp_path / "again", "-o", "crf=30")
@@ -149,6 +150,7 @@ def test_other_options_encode_again_and_say_so(source, tmp_path, capsys):
         ),
     ],
 )
+@pytest.mark.sliced(1)
 def test_rows_within_an_episode_are_copied_where_a_frame_needs_no_other(
     source, tmp_path, capsys, first, copied
 ):
@@ -175,6 +177,7 @@ def test_what_is_decoded_before_it_is_cast_is_a_number(source, tmp_path):
     assert codes_of(found).tolist() == wanted
 
 
+@pytest.mark.slow
 def test_sets_without_a_record_and_with_channels_first_are_copied(tmp_path, capsys):
     shades = np.arange(6 * 3 * 16 * 16, dtype=np.int64).reshape(6, 3, 16, 16) // 20 % 256
     filled(tmp_path / "ring", {"map": mr.Field((3, 16, 16), "uint8")}, {"map": shades.astype("u1")})
