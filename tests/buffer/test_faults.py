@@ -144,7 +144,7 @@ def go_on(twin, *others):
     [("full", False), ("broken", False), ("interrupted", False), ("interrupted", True)],
 )
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(3)
 def test_a_failing_call_leaves_all_or_nothing(tmp_path, name, fault, late):
     operate, told = OPERATIONS[name]
     names = ("store",) if late else names_of(fault)

@@ -103,7 +103,7 @@ def left_in(path):
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_buffer_made_for_nothing_is_removed_with_all_that_is_its_own(tmp_path, engine):
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema(), 5, engine=engine, limiter=mr.RateLimiter(1.0, 1, 9.0)
@@ -138,6 +138,7 @@ def test_a_buffer_that_others_use_is_not_removed(tmp_path):
         assert len(buffer) == 1
 
 
+@pytest.mark.slow
 def test_a_removal_that_fails_in_the_middle_can_be_done_again(tmp_path):
     path = tmp_path / "b"
     for at in range(100):

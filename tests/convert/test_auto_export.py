@@ -399,6 +399,7 @@ threading.Thread(target=play).start()
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_outlives_the_program_exports_what_it_adds(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", LINGERING, tmp_path], timeout=120, capture_output=True, text=True

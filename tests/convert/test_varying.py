@@ -387,7 +387,7 @@ def test_rows_that_a_smaller_heap_cannot_hold_are_left_out_and_counted(tmp_path)
 
 @pytest.mark.parametrize("heap_bytes", [None, pytest.param(4096, marks=pytest.mark.slow)])
 @EVERY
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_compressed_ring_is_made_of_files_whatever_its_heap_holds(name, heap_bytes, tmp_path):
     options = {"capacity": 60, "steps": 70, "heap_bytes": 65536}
     with make(tmp_path / "source", layout="time_major", **options) as source:

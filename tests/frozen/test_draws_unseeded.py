@@ -85,7 +85,7 @@ def test_each_public_sampler_is_among_them():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(3)
 def test_an_unseeded_sampler_does_not_draw_in_a_fork(folder, name):
     with mr.ReplayBuffer.open(folder) as made:
         made.sampler = SAMPLERS[name](made, None)
@@ -98,7 +98,7 @@ def test_an_unseeded_sampler_does_not_draw_in_a_fork(folder, name):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(3)
 def test_unseeded_samplers_of_several_processes_draw_differently(folder, name):
     def fresh():
         with mr.ReplayBuffer.open(folder) as made:

@@ -429,7 +429,7 @@ def test_a_snapshot_of_a_closed_buffer_can_be_written_on(ring, tmp_path):
 
 
 @pytest.mark.parametrize("heap_bytes", [None, 4096, 65_536])
-@pytest.mark.sliced(1)
+@pytest.mark.slow
 def test_a_resize_drops_no_row_for_want_of_heap(ring, heap_bytes):
     with reopened(ring) as buffer:
         buffer.resize(150, heap_bytes=heap_bytes)

@@ -68,7 +68,7 @@ def test_workers_give_what_one_process_gives(path, kind, workers, context):
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False)])
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(1)
 def test_each_iteration_is_another_epoch(path, workers, persistent):
     alone = loader_of(stream_of(path, "shuffled"))
     expected = [[steps_of(batch) for batch in alone] for _ in range(3)]

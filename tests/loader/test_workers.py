@@ -109,6 +109,7 @@ def test_next_observations_are_right_at_every_boundary(tmp_path, autoreset):
 
 
 @pytest.mark.parametrize(("workers", "context"), [pytest.param(2, "fork", id="2-fork"), SPAWN])
+@pytest.mark.slow
 def test_persistent_workers_see_a_growing_buffer(tmp_path, workers, context):
     buffer = fill(tmp_path / "b", count=20, capacity=1000, close=False)
     dataset = mr.ReplayDataset(buffer)

@@ -300,6 +300,7 @@ def test_a_short_heap_costs_the_values_behind_its_end(staged):
     assert_repaired(made, [], [STEPS - 2, STEPS - 1])
 
 
+@pytest.mark.slow
 def test_what_lies_in_shards_needs_no_heap(damaged):
     (damaged / DATA / "heap.bin").unlink()
     made = mr.repair(damaged)

@@ -102,6 +102,7 @@ def test_transposed_shards_with_their_index_at_either_end_are_read(tmp_path, rng
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
+@pytest.mark.slow
 def test_any_shape_in_any_chunks_and_shards_is_read(tmp_path, data):
     axes = data.draw(st.integers(1, 4))
     chunk = data.draw(st.tuples(*[st.integers(1, 5)] * axes))

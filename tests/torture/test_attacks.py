@@ -34,9 +34,9 @@ def attack_until(enough, states, seed, geometries):
 @pytest.mark.sliced(4)
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     def enough(report):
-        return report.seen["how power_cut"] > 10 and report.seen["how killed"] > 2
+        return report.seen["how power_cut"] > count(10, 5) and report.seen["how killed"] > 1
 
-    attack_until(enough, 40, 11, (geometry,))
+    attack_until(enough, count(40, 20), 11, (geometry,))
 
 
 @pytest.mark.crash
@@ -60,7 +60,7 @@ def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch, geo
 @pytest.mark.parametrize("geometries", ATTACKED, ids=["rows", "heaps", "shards"])
 @pytest.mark.sliced(1)
 def test_no_kill_loses_a_published_row(geometries):
-    states = count(16, 4)
+    states = count(16, 3)
     report = kills.attack(states, 12, geometries=geometries)
     assert report.findings == {}, report.examples
     assert report.states == states

@@ -22,7 +22,7 @@ from tools.torture.specimens import alive, one_boot, specimens
 
 
 def test_no_damaged_buffer_passes_for_a_whole_one():
-    states = count(60, 9)
+    states = count(60, 7)
     report = mutate.attack(states, 31)
     assert report.findings == {}, report.examples
     assert report.states == states

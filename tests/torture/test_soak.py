@@ -31,6 +31,7 @@ def test_five_processes_tear_no_row_and_leave_a_whole_buffer(roomy, capsys):
         assert role in capsys.readouterr().out or role != "steps"
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_look_again_tears_rows(roomy, monkeypatch):
     monkeypatch.setattr(GenerationReader, "stale", lambda *_: None)
     small = soak.Size(400_000, 3.0, capacity=64, batch=256, draws_per_s=1e6)

@@ -84,6 +84,7 @@ def test_episodes_that_are_selected_keep_their_frames_to_the_bit(
     assert info_of(tmp_path / "some")["features"] == info_of(folder)["features"]
 
 
+@pytest.mark.slow
 def test_conditions_read_the_frames_of_cameras(source, tmp_path, capsys):
     folder, steps = source
     before = decoded(folder, tmp_path)
