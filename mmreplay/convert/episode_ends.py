@@ -247,5 +247,7 @@ def inside(block: Block, span: Span) -> NDArray[np.bool_]:
     """
     ids, positions = block.env_ids, block.positions
     check_env_ids(ids, len(span.stop))
+    if len(ids) and one_env(ids):
+        ids = ids[:1]
     found: NDArray[np.bool_] = positions >= span.first[ids]
     return found & (positions < span.stop[ids])

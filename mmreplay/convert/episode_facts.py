@@ -23,7 +23,7 @@ from mmreplay.convert.ranges import RowRanges
 from mmreplay.episodes import CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called
 from mmreplay.ragged import Ragged
-from mmreplay.ring import Span
+from mmreplay.ring import Span, one_env
 from mmreplay.storage.layout import record_layout
 
 Ids = NDArray[np.int64]
@@ -50,24 +50,20 @@ class Digests:
         self._hashes: list[dict[str, Any]] = [{} for _ in self._open]
         self._made = np.zeros(0, "S16")
 
-    def look(
-        self, block: Block, order: Ids, episodes: Ids, edges: Ids, lengths: Ids, ends: Ids
-    ) -> None:
+    def look(self, block: Block, episodes: Ids, edges: Ids, lengths: Ids, ends: Ids) -> None:
         """Take the next rows in.
 
         Args:
-            block: With all fields.
-            order: int64 ``[N]``, its rows by environments.
+            block: With all fields, its rows by environments.
             episodes: int64 ``[P]``, the episode of each section of these.
             edges: int64 ``[P + 1]``, the first row of each section, and the end.
             lengths: int64 ``[P]``, steps of each.
             ends: int64 ``[M]``, the flags by which episodes end, as far as known.
         """
-        env_ids = block.env_ids[order]
-        columns = {path: block.columns[path][order] for path in self._paths}
+        columns = {path: block.columns[path] for path in self._paths}
         for number, episode in enumerate(episodes.tolist()):
             first, stop = int(edges[number]), int(edges[number + 1])
-            env_id = int(env_ids[first])
+            env_id = int(block.env_ids[first])
             if self._open[env_id] != episode:
                 self._close(env_id, ends)
                 self._open[env_id] = episode
@@ -206,9 +202,9 @@ class EpisodeFacts:
         """Take the next rows in."""
         if not len(block):
             return
-        order = np.argsort(block.env_ids, kind="stable")
-        env_ids, flags = block.env_ids[order], block.flags[order]
-        positions = block.positions[order]
+        if not one_env(block.env_ids):
+            block = block.take(np.argsort(block.env_ids, kind="stable"))
+        env_ids, positions, flags = block.env_ids, block.positions, block.flags
         first_of_env = np.diff(env_ids, prepend=-1) != 0
         # Of an environment's oldest rows a final one has no step.
         starts = (flags & START) != 0
@@ -240,9 +236,7 @@ class EpisodeFacts:
         steps = (flags & FINAL) == 0
         lengths = np.add.reduceat(steps, at, dtype=np.int64)
         if self._digests is not None:
-            self._digests.look(
-                block, order, ids, np.append(at, len(order)), lengths, facts["flags"]
-            )
+            self._digests.look(block, ids, np.append(at, len(block)), lengths, facts["flags"])
         some = lengths > 0
         ids, lengths = ids[some], lengths[some]
         fresh = facts["length"][ids] == 0
@@ -250,7 +244,7 @@ class EpisodeFacts:
         if not len(ids) or not (self._sums or self._reduced):
             return
         sections = Sections(ids, np.cumsum(lengths) - lengths, lengths, fresh)
-        rows = _Steps(block, order[steps], description)
+        rows = _Steps(block.select(steps), description)
         if self._sums:
             rewards = as_float64(rows.field(self._reward)).reshape(len(rows), 1)
             self._returns.add(rewards, sections, self._count)
@@ -351,17 +345,17 @@ def _facts(condition: Condition | None) -> set[str]:
 class _Steps:
     """The steps of a block, as expressions take them."""
 
-    def __init__(self, block: Block, steps: Ids, description: Description) -> None:
-        self._block, self._steps, self._fields = block, steps, description.schema.fields
+    def __init__(self, block: Block, description: Description) -> None:
+        self._block, self._fields = block, description.schema.fields
         self._columns: dict[str, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._block)
 
     def field(self, path: str) -> Any:
         """See `Steps.field`."""
         if path not in self._columns:
-            column, field = self._block.columns[path][self._steps], self._fields[path]
+            column, field = self._block.columns[path], self._fields[path]
             # Frames of a video are decoded now.
             numbers = column if field.varies else field.rules.numbers(field, np.asarray(column))
             self._columns[path] = numbers
@@ -392,11 +386,12 @@ class Sums:
         starts, lengths = sections.starts * values.shape[1], sections.lengths * values.shape[1]
         flat = values.reshape(-1)
         if sums.dtype == np.float64:
-            # Seeded with the sums so far, `bincount` adds one number after another.
-            every = np.arange(len(lengths))
-            which = np.concatenate([every, np.repeat(every, lengths)])
-            weights = np.concatenate([sums[sections.episodes], flat])
-            sums[sections.episodes] = np.bincount(which, weights, len(lengths))
+            if len(flat):
+                # `bincount` adds one number after another, to the sum so far here.
+                weights = flat.astype(np.float64)
+                weights[starts] += sums[sections.episodes]
+                which = np.repeat(np.arange(len(lengths)), lengths)
+                sums[sections.episodes] = np.bincount(which, weights, len(lengths))
             return
         before = sums[sections.episodes]
         if sums.dtype == object or _largest(flat) * (len(flat) + 1) + _largest(before) > INT64.max:
