@@ -226,7 +226,7 @@ def cast_of(path: str, field: Field, dtype: str) -> Cast | ImageCast:
     Raises:
         SchemaError: The field cannot become that.
     """
-    codec = dtype.partition(":")[0] if isinstance(dtype, str) else ""
+    codec = dtype.partition(":")[0].lower() if isinstance(dtype, str) else ""
     if codec in CODECS or field.encoding is not None:
         return ImageCast(path, field, dtype)
     return Cast(path, field, dtype)

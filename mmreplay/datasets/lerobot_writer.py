@@ -879,6 +879,12 @@ class LerobotWriter(Writer):
             self.notes.note(note)
         for doubt in layout.doubts:
             self.notes.doubt(doubt)
+        for each in layout.features.values():
+            if each.stored is not None and each.dtype == "image":
+                self.notes.note(
+                    f"images of field {each.path!r} stay the files that they are. To make them "
+                    f"video, pass video={each.path}"
+                )
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""

@@ -520,7 +520,9 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
             buffer.add(
                 observation={"images": both}, action=np.zeros(2, "f4"), terminated=n % 4 == 3
             )
-    mr.export(ring, tmp_path / "set", format="lerobot", fps=10)
+    report = mr.export(ring, tmp_path / "set", format="lerobot", fps=10, video=True)
+    said = "images of field 'observation/images/top' stay the files that they are. To make them"
+    assert [note for note in report.notes if note.startswith(said)]
     features = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["features"]
     assert features["observation.images.top"]["dtype"] == "image"
     assert features["observation.images.side"]["dtype"] == "video"
@@ -549,6 +551,7 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
         ("raw", {TOP: "jpeg:101"}, "image quality must be .* got 101"),
         ("raw", {TOP: "jpeg:90:421"}, "image subsampling must be .* got '421'"),
         ("raw", {TOP: "jpeg:90:"}, "image subsampling must be"),
+        ("raw", {TOP: "JPEG:90"}, "such as jpeg:90:420, got 'JPEG:90'"),
         ("raw", {TOP: "jpeg:"}, "cast: images of field 'observation/top' become uint8, png, or jp"),
         ("raw", {TOP: "jpeg:x"}, "such as jpeg:90:420, got 'jpeg:x'. Write one of these"),
         ("raw", {TOP: "jpeg:-5"}, "such as jpeg:90:420, got 'jpeg:-5'"),
