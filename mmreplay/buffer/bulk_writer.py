@@ -588,7 +588,7 @@ def zeros_table(nbytes: int) -> Sums:
         nbytes: Number of zeros, at least one.
 
     Returns:
-        uint32 ``[4, 256]``, not to be changed.
+        uint32 ``[4, 256]``, read-only.
     """
     columns: Sums = np.array([1 << bit for bit in range(32)], np.uint32)
     matrix: Sums = columns >> np.uint32(1)
@@ -602,7 +602,9 @@ def zeros_table(nbytes: int) -> Sums:
         bits >>= 1
     values = np.arange(256, dtype=np.uint32)
     shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None]
-    return _multiply(columns, values << shifts)
+    table = _multiply(columns, values << shifts)
+    table.setflags(write=False)  # callers share it
+    return table
 
 
 def append_zeros(sums: Sums, table: Sums) -> Sums:

@@ -172,7 +172,7 @@ class BufferReader(Reader):
             if view.stale(env_ids, positions, moment) is not None:
                 view.check_alive(env_ids, positions)
         except FailedError as error:
-            # A writer that began after a failed sync may have cut them meanwhile.
+            # A writer that began after a failed sync may have cut rows during the read.
             if self._buffer.view.home.cut_epoch == self._dropped_epoch:
                 raise
             raise StaleError(DISCARDED_ROWS) from error

@@ -34,7 +34,9 @@ def attack_until(enough, states, seed, geometries):
 @pytest.mark.sliced(4)
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     def enough(report):
-        return report.seen["how power_cut"] > count(10, 5) and report.seen["how killed"] > 1
+        return report.seen["how power_cut"] > count(10, 5) and report.seen["how killed"] > count(
+            2, 1
+        )
 
     attack_until(enough, count(40, 20), 11, (geometry,))
 
