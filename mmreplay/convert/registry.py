@@ -104,7 +104,9 @@ OURS = (
 _HDF5, _TORCH = (".hdf5", ".h5"), (".pt", ".pth")
 FOREIGN = (
     Format("d4rl", "mmreplay.datasets.d4rl", "D4RL's HDF5", _HDF5, asks=True),
-    Format("minari", "mmreplay.datasets.minari", "a Minari dataset's folder", asks=True),
+    Format(
+        "minari", "mmreplay.datasets.minari", "a Minari dataset's folder", asks=True, varies=True
+    ),
     Format(
         "robomimic",
         "mmreplay.datasets.robomimic",

@@ -390,8 +390,9 @@ class Hdf5Output:
         low = self._low
         with self._translated_errors():
             group = low.h5g.create(self._h5.id, name.encode(), gcpl=self._grouped)
-            for below, array in values.items():
-                compact = array.nbytes <= MOST_COMPACT
+            for below, stored in values.items():
+                array = _with_type(stored)
+                compact = array.nbytes <= MOST_COMPACT and array.dtype != object
                 dataset = low.h5d.create(
                     group,
                     below.encode(),
@@ -401,7 +402,8 @@ class Hdf5Output:
                     self._nested,
                 )
                 whole = np.ascontiguousarray(array)
-                dataset.write(low.h5s.ALL, low.h5s.ALL, whole, self._type(array.dtype))
+                in_memory = None if array.dtype == object else self._type(array.dtype)
+                dataset.write(low.h5s.ALL, low.h5s.ALL, whole, in_memory)
             for key, value in attributes.items():
                 one = np.asarray(value)
                 kind = self._type(one.dtype)
@@ -416,6 +418,7 @@ class Hdf5Output:
 
     def append(self, name: str, values: Array) -> None:
         """Add rows to a dataset; the first rows make it."""
+        values = _with_type(values)
         with self._translated_errors():
             if name not in self._h5:
                 self._h5.create_dataset(
@@ -425,7 +428,11 @@ class Hdf5Output:
             dataset = self._h5[name]
             before = len(dataset)
             dataset.resize(before + len(values), axis=0)
-            dataset[before:] = values
+            if values.dtype != object:
+                dataset[before:] = values
+                return
+            for row, value in enumerate(values, before):
+                dataset[row] = value
 
     def set_attributes(self, name: str, values: Mapping[str, object]) -> None:
         """Set attributes of a group; make the group if it is missing."""
@@ -491,6 +498,11 @@ def library() -> Any:
             'h5py, which HDF5 files need, is not installed. Run: pip install "mmreplay[hdf5]"'
         ) from error
     return h5py
+
+
+def _with_type(values: Array) -> Array:
+    """Values as they are, of files (an array of arrays of bytes) with HDF5's dtype."""
+    return values.astype(library().vlen_dtype(np.uint8)) if values.dtype == object else values
 
 
 def _plain(value: object) -> object:

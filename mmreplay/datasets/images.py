@@ -24,6 +24,8 @@ from mmreplay.schema.images import QUALITY, image_library
 
 MAGIC = b"\xff\xd8\xff"
 MAGICS = {"jpeg": MAGIC, "png": b"\x89PNG"}
+PACKED = tuple(MAGICS.values())
+"""What files of either codec begin with."""
 LOSSY = "it is lossy, and what it gives is not what the agent saw, bit by bit"
 Packed = Callable[[int, int], list[bytes]]
 """Bytes of images ``[first, stop)``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -573,21 +573,28 @@ def _by_path(fields: Mapping[str, object]) -> dict[str, object]:
     return flat
 
 
-def refuse_varying(schema: Schema, target: str) -> None:
+def refuse_varying(schema: Schema, target: str, but: Container[str] = ()) -> None:
     """Refuse fields that vary from step to step, for a target that cannot store them.
 
     Args:
         schema: The fields.
         target: What cannot, such as ``"engine 'memory'"``.
+        but: Paths of fields that it can store all the same.
 
     Raises:
         SchemaError: A field varies.
     """
     for path, field in schema.fields.items():
-        if not field.rules.travels:
+        if not field.rules.travels and path not in but:
+            way_out = (
+                "Declare a fixed shape and pad its values"
+                if field.drawn.varies
+                else "Declare arrays of this shape (a conversion makes them with cast=, --cast "
+                f"{path}=uint8)"
+            )
             raise SchemaError(
                 f"field {path!r} varies from step to step, which {target} cannot store. "
-                "Declare a fixed shape and pad its values, or leave the field out."
+                f"{way_out}, or leave the field out."
             )
 
 

@@ -599,6 +599,17 @@ def test_only_images_become_files(tmp_path, field, message):
     assert not (tmp_path / "target").exists()
 
 
+def test_a_format_without_files_says_how_arrays_are_made(rings, tmp_path):
+    message = (
+        r"field 'observation/depth' varies from step to step, which format 'd4rl' cannot store\. "
+        r"Declare arrays of this shape \(a conversion makes them with cast=, --cast "
+        r"observation/depth=uint8\), or leave the field out\."
+    )
+    with pytest.raises(SchemaError, match=f"^{message}"):
+        mr.export(rings("png"), tmp_path / "a.hdf5", cast={TOP: "uint8"})
+    assert not (tmp_path / "a.hdf5").exists()
+
+
 def test_a_damaged_file_of_a_source_is_named(rings, tmp_path):
     source = rings("jpeg")
     forge(source, TOP, 4, ended_early)

@@ -194,7 +194,10 @@ def refuse_clashes(names: Mapping[str, str], target: str) -> None:
 
 
 def _unlike(one: Array, other: Array) -> Bools:
-    """Rows that differ in some bit, bool ``[N]``."""
+    """Rows that differ in some bit, bool ``[N]``; of files some byte."""
+    if one.dtype == object:
+        pairs = zip(one, other, strict=True)
+        return np.array([not np.array_equal(*pair) for pair in pairs], bool)
     size = one.itemsize * int(np.prod(one.shape[1:]))
     left, right = (
         np.ascontiguousarray(each).view(np.uint8).reshape(len(each), size) for each in (one, other)

@@ -98,7 +98,7 @@ class Hdf5Episodes:
         return self._hdf5.rows(name, f"{section}/{path}")
 
     def _packed(self, name: str) -> ImageRows | None:
-        """Images kept as JPEG: one string of bytes a row, of one length or of many."""
+        """Images kept as files: one string of bytes a row, of one length or of many."""
         dataset = self._hdf5.raw(name)
         many = dataset.dtype.kind == "O"
         if not many and (dataset.dtype != np.uint8 or dataset.ndim != 2):
@@ -111,9 +111,10 @@ class Hdf5Episodes:
             with self._hdf5.translated_errors(path):
                 return [np.asarray(each).tobytes() for each in dataset[first:stop]]
 
-        if not packed(0, 1)[0].startswith(images.MAGIC):
+        first = packed(0, 1)[0]
+        if not first.startswith(images.PACKED):
             return None
-        self.lossy = True
+        self.lossy |= first.startswith(images.MAGIC)
         return ImageRows(packed, len(dataset), path)
 
     def close(self) -> None:

@@ -42,6 +42,20 @@ def is_image(space: Any) -> bool:
     )
 
 
+def drawn_field(field: Field) -> Field:
+    """The field whose arrays Minari hands out: of images of one channel without it."""
+    drawn = field.drawn
+    if drawn is not field and drawn.shape[-1] == 1:
+        return Field(drawn.shape[:-1], "uint8")
+    return drawn
+
+
+def would_be_image(field: Field) -> bool:
+    """Return whether Minari takes the arrays of a field for images, by `box`."""
+    drawn = drawn_field(field)
+    return is_image({"type": "Box", "dtype": drawn.dtype, "shape": list(drawn.shape)})
+
+
 def text_field(space: Any) -> Field | None:
     """Return the field of a Text space, or None of another one."""
     longest = space.get("max_length") if isinstance(space, dict) else None
@@ -52,6 +66,7 @@ def text_field(space: Any) -> Field | None:
 
 def box(field: Field) -> dict[str, Any]:
     """The widest space of a field's values."""
+    field = drawn_field(field)
     kind = np.dtype(field.dtype).kind
     low, high = -np.inf, np.inf
     if kind in "iu":
@@ -98,6 +113,8 @@ def names_of(text: object, path: str) -> list[str]:
 def fits(text: object, fields: Mapping[str, Field]) -> bool:
     """Return whether the leaves of a space's JSON have the shapes of the fields.
 
+    Those of images are what Minari takes for images.
+
     Args:
         text: The JSON.
         fields: By path below the role.
@@ -108,7 +125,10 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
     for path, field in fields.items():
         leaf = leaf_of(space, path)
         kind = leaf.get("type") if isinstance(leaf, dict) else None
-        if kind not in ("Box", "Discrete") or (list(leaf.get("shape", [])) != list(field.shape)):
+        shape = list(drawn_field(field).shape)
+        if kind not in ("Box", "Discrete") or list(leaf.get("shape", [])) != shape:
+            return False
+        if field.varies and not (is_image(leaf) and _is_filled(leaf, low=0, high=255)):
             return False
     return True
 
@@ -128,6 +148,11 @@ def dump(space: dict[str, Any]) -> str:
 
 def _filled(shape: tuple[int, ...], value: float) -> Any:
     return np.full(shape, value, object).tolist() if shape else value
+
+
+def _is_filled(leaf: Any, **bounds: int) -> bool:
+    """Whether each value of a box has these bounds."""
+    return all(bool(np.all(np.asarray(leaf.get(key)) == bounds[key])) for key in bounds)
 
 
 def _count(space: Any) -> int:

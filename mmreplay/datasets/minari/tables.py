@@ -130,9 +130,9 @@ class TableEpisodes:
             return text_rows(window, path, field)
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
             first = array[0].as_py()
-            if first is None or not first.startswith(images.MAGIC):
+            if first is None or not first.startswith(images.PACKED):
                 return None
-            self.lossy = True
+            self.lossy |= first.startswith(images.MAGIC)
             return image_rows(window, path)
         shape = space.get("shape") if isinstance(space, dict) else None
         return number_rows(window, path, array, shape)

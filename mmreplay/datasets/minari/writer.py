@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,21 @@ from mmreplay.datasets.common.transitions import (
     refuse_clashes,
 )
 from mmreplay.datasets.hdf5 import Hdf5Output, refuse_unfit
-from mmreplay.datasets.minari.spaces import box, discrete, dump, fits, names_of, nested
+from mmreplay.datasets.minari.spaces import (
+    LEAST_SIDE,
+    box,
+    discrete,
+    dump,
+    fits,
+    names_of,
+    nested,
+    would_be_image,
+)
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import SchemaError, undone_by
+from mmreplay.ragged import Ragged
+from mmreplay.schema.schema import refuse_varying
 from mmreplay.strict_json import Json
 
 WHAT = "Minari"
@@ -87,6 +99,10 @@ class MinariWriter(StagedWriter):
         self._fields = description.schema.fields
         self._maker, self._sections, self._names = _laid_out(description, self._source_metadata)
         self._maker.add_notes(self.notes)
+        self._images = [path for path, field in self._fields.items() if field.varies]
+        for name in self._images:
+            if name in self._sections:
+                self.notes.note(f"images of field {name!r} stay the files that they are")
         self._seen = [0, 0]
         self._steps = self._unended = self._disconnected = 0
         self._episode = _Episode(0)
@@ -101,6 +117,10 @@ class MinariWriter(StagedWriter):
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
+        files_of = {path: _files(block.values(path)) for path in self._images}
+        if files_of:
+            columns = {**block.columns, **files_of}
+            block = Block(columns, block.env_ids, block.positions, block.flags)
         for section in quarters(block):
             self._put(self._maker.feed(section))
 
@@ -199,8 +219,8 @@ class MinariWriter(StagedWriter):
             "total_episodes": self._episode.index,
             "total_steps": self._steps,
             "data_format": "hdf5",
-            # Images are kept as they are: JPEG would change them.
-            "jpeg_encoding": False,
+            # Images are kept as they are, arrays or files: JPEG would change arrays.
+            "jpeg_encoding": bool(self._images),
             "observation_space": self._space("observations"),
             "action_space": self._space("actions"),
             "dataset_size": round(nbytes / 1e6, 1),
@@ -249,7 +269,7 @@ class _Episode:
     def add(self, name: str, section: Array) -> None:
         """Add rows to the buffer."""
         self.sections.setdefault(name, []).append(section)
-        self.nbytes += section.nbytes
+        self.nbytes += sum(map(len, section)) if section.dtype == object else section.nbytes
 
     def take(self) -> dict[str, Array]:
         """Return the buffered rows, and clear the buffer."""
@@ -285,12 +305,47 @@ def _laid_out(
     refuse_unfit(description.schema, WHAT)
     maker = TransitionMaker(description, WHAT)
     sections = _sections(description, maker.paths)
+    _refuse_varying(description, sections)
     names = {}
     for path, (section, below) in sections.items():
         found = names_of(source_metadata.get(SPACES.get(section, "")), below)
         names[path] = "/".join([section, *found])
     refuse_clashes(names, WHAT)
     return maker, sections, names
+
+
+def _refuse_varying(description: Description, sections: Mapping[str, tuple[str, str]]) -> None:
+    """Refuse fields that vary but are no images that Minari has as files.
+
+    Raises:
+        SchemaError: There are some, or some images are files and others are arrays.
+    """
+    fields = description.schema.fields
+    images = [path for path, field in fields.items() if field.encoding is not None]
+    refuse_varying(description.schema, "format 'minari'", but=images)
+    shown = [path for path in sections if sections[path][0] in SPACES]
+    for path in images:
+        if path in sections and not (path in shown and would_be_image(fields[path])):
+            raise SchemaError(
+                f"images of field {path!r} are files, which Minari has of observations and "
+                f"actions with sides of at least {LEAST_SIDE} alone. Cast them to arrays with "
+                f"cast= (--cast {path}=uint8), or leave the field out."
+            )
+    arrays = [path for path in shown if path not in images and would_be_image(fields[path])]
+    if images and arrays:
+        raise SchemaError(
+            f"field {images[0]!r} is images as files and field {arrays[0]!r} arrays, but Minari "
+            "has all images as files, or none. Cast them alike with cast= "
+            f"(--cast {images[0]}=uint8, or --cast {arrays[0]}=png)."
+        )
+
+
+def _files(column: Ragged) -> Array:
+    """Files as an array of arrays of bytes; a block's own are valid until the next."""
+    found = np.empty(len(column), object)
+    for row, file in enumerate(column):
+        found[row] = np.array(file)
+    return found
 
 
 def _sections(description: Description, paths: tuple[str, ...]) -> dict[str, tuple[str, str]]:

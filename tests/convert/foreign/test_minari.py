@@ -16,6 +16,7 @@ from mmreplay.convert import registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
+from tests.convert.test_image_casts import files_of
 
 BOX = {"type": "Box", "dtype": "float64", "shape": [3], "low": [-np.inf] * 3}
 BOX["high"] = [np.inf] * 3
@@ -268,11 +269,11 @@ def test_images_of_any_shape_come_from_flat_lists(tmp_path, rng, kind):
     np.testing.assert_array_equal(got["next_observation"], episodes[0][0][1:])
 
 
-def packed(images):
+def packed(images, form="JPEG"):
     found = []
     for each in images:
         held = io.BytesIO()
-        Image.fromarray(each).save(held, "JPEG")
+        Image.fromarray(each).save(held, form)
         found.append(held.getvalue())
     return found
 
@@ -298,6 +299,25 @@ def test_jpeg_is_decoded_and_reported(tmp_path, rng, kind):
     got, _ = drawn(tmp_path / "buffer", ["observation"])
     nexts = np.concatenate([each[1:] for each in wanted])
     np.testing.assert_array_equal(got["next_observation"], nexts)
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "png"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_stay_the_files_that_they_are_where_that_is_asked_for(tmp_path, rng, kind, codec):
+    episodes = made(rng, (3, 2))
+    held = [packed(pictures(rng, len(each[0])), codec) for each in episodes]
+    for each, images in zip(episodes, held, strict=True):
+        each[0] = images if kind != "hdf5" else strings(images)
+    folder = write(tmp_path / "a-v0", kind, episodes, spaces=(SEEN, DISCRETE), jpeg=True)
+    report = mr.load(folder, tmp_path / "buffer", cast={"observation": codec})
+    assert any("it is lossy" in note for note in report.notes) == (codec == "jpeg")
+    assert "images of field 'observation' stay the files that they are" in report.notes
+    files = [file for images in held for file in images]
+    assert files_of(tmp_path / "buffer", "observation") == files
+    mr.load(folder, tmp_path / "arrays")
+    stayed, _ = drawn(tmp_path / "buffer", ["observation"])
+    unpacked, _ = drawn(tmp_path / "arrays", ["observation"])
+    assert_same(stayed, unpacked)
 
 
 def strings(images):

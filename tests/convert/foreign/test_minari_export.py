@@ -1,13 +1,17 @@
 """Minari datasets that are written: long and short episodes alike."""
 
+import json
+
 import h5py
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.datasets.minari import writer
-from mmreplay.errors import FormatError
+from mmreplay.errors import FormatError, SchemaError
 from tests.convert.foreign.oracle import assert_same, drawn
+from tests.convert.test_image_casts import files_of
+from tests.schema.image_files import camera, jpeg, pixels_of
 
 SCHEMA = mr.Schema(
     {
@@ -104,3 +108,118 @@ def test_a_dataset_is_replaced_and_a_folder_with_more_is_not(tmp_path, rng):
     (target / "notes.txt").write_text("mine")
     with pytest.raises(FormatError, match="is a folder that holds no buffer"):
         mr.export(source, target, format="minari", overwrite=True)
+
+
+FRAME, GRAY = (40, 36, 3), (33, 35, 1)
+IMAGES = {
+    "observation": {
+        "top": mr.Field.image(FRAME, "jpeg", 90),
+        "gray": mr.Field.image(GRAY, "png"),
+        "x": mr.Field((2,), "float32"),
+    }
+}
+OTHERS = {
+    "action": mr.Field((), "int64"),
+    "reward": mr.Field((), "float32"),
+    "terminated": mr.Field((), "bool"),
+}
+
+
+def seen(number):
+    return {"top": camera(FRAME, number), "gray": camera(GRAY, number), "x": np.full(2, number)}
+
+
+def filmed(path, *, stored=False, rows=17):
+    """A ring of images, whose next observations are final rows, or stored."""
+    schema = IMAGES | OTHERS | ({"next_observation": IMAGES["observation"]} if stored else {})
+    with mr.ReplayBuffer.create(path, mr.Schema(schema), 40) as buffer:
+        for number in range(rows):
+            ends = number % 7 == 6
+            more = {"next_observation": seen(number + 1 + 50 * ends)} if stored else {}
+            final = {"final_observation": seen(number + 51)} if ends and not stored else {}
+            buffer.add(
+                observation=seen(number),
+                action=number % 3,
+                reward=0.5,
+                terminated=ends,
+                **more,
+                **final,
+            )
+    return path
+
+
+@pytest.mark.parametrize("limit", [0, 8 << 20])
+@pytest.mark.parametrize("stored", [False, True])
+def test_images_stay_the_files_that_they_are(tmp_path, monkeypatch, stored, limit):
+    monkeypatch.setattr(writer, "EPISODE_NBYTES", limit)
+    monkeypatch.setattr("mmreplay.convert.base.BLOCK_NBYTES", 20_000)
+    ring, target = filmed(tmp_path / "ring", stored=stored), tmp_path / "a-v0"
+    report = mr.export(ring, target, format="minari")
+    for name in ("top", "gray"):
+        assert f"images of field 'observation/{name}' stay the files that they are" in report.notes
+    casts = {"observation/top": "jpeg", "observation/gray": "png"}
+    mr.load(target, tmp_path / "back", cast=casts)
+    with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
+        assert buffer.schema["observation/top"] == IMAGES["observation"]["top"]
+        assert buffer.schema["observation/gray"] == IMAGES["observation"]["gray"]
+    # Three episodes; the running one shows its newest observation twice.
+    numbers = [*range(7), 57, *range(7, 14), 64, 14, 15, 16, 16 + stored]
+    for name, shape in (("top", FRAME), ("gray", GRAY)):
+        encode = IMAGES["observation"][name].encoding.encode
+        files = [encode(camera(shape, number)) for number in numbers]
+        assert files_of(tmp_path / "back", f"observation/{name}") == files, name
+    # What is read as arrays is what those files show.
+    mr.load(target, tmp_path / "arrays")
+    with mr.ReplayBuffer.open(tmp_path / "arrays") as buffer:
+        rows = buffer.gather_all()
+    assert rows["observation/gray"][0].tolist() == camera(GRAY, 0)[..., 0].tolist()
+    assert rows["observation/top"][0].tolist() == pixels_of(jpeg(camera(FRAME, 0))).tolist()
+
+
+def test_a_set_of_images_that_came_from_minari_keeps_its_spaces(tmp_path):
+    mr.export(filmed(tmp_path / "ring"), tmp_path / "a-v0", format="minari")
+    casts = {"observation/top": "jpeg", "observation/gray": "png"}
+    mr.load(tmp_path / "a-v0", tmp_path / "back", cast=casts)
+    mr.export(tmp_path / "back", tmp_path / "b-v0", format="minari")
+    first, second = (
+        json.loads((tmp_path / name / "data" / "metadata.json").read_text())
+        for name in ("a-v0", "b-v0")
+    )
+    assert first["jpeg_encoding"] is second["jpeg_encoding"] is True
+    assert first["observation_space"] == second["observation_space"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"observation": {"a": mr.Field.image((31, 40, 3), quality=90)}},
+            r"images of field 'observation/a' are files, which Minari has of observations and "
+            r"actions with sides of at least 32 alone\. Cast them to arrays with cast= "
+            r"\(--cast observation/a=uint8\), or leave the field out\.",
+        ),
+        (
+            {"observation": mr.Field((2,), "float32"), "info": {"a": mr.Field.image(FRAME, "png")}},
+            r"images of field 'info/a' are files, which Minari has of observations",
+        ),
+        (
+            {"observation": {"a": mr.Field.image(FRAME, "png"), "b": mr.Field((64, 64), "uint8")}},
+            r"field 'observation/a' is images as files and field 'observation/b' arrays, but "
+            r"Minari has all images as files, or none\. Cast them alike with cast= "
+            r"\(--cast observation/a=uint8, or --cast observation/b=png\)\.",
+        ),
+        (
+            {"observation": {"a": mr.Field.image(FRAME, "png"), "b": mr.Field.text(9)}},
+            r"field 'observation/b' varies from step to step, which format 'minari' cannot store\."
+            r" Declare a fixed shape and pad its values, or leave the field out\.",
+        ),
+    ],
+)
+def test_images_that_minari_has_not_as_files_are_refused(tmp_path, fields, message):
+    schema = mr.Schema(fields | OTHERS)
+    with (
+        mr.ReplayBuffer.create(tmp_path / "ring", schema, 4, heap_bytes="1 MiB") as buffer,
+        pytest.raises(SchemaError, match=f"^{message}"),
+    ):
+        mr.export(buffer, tmp_path / "a-v0", format="minari")
+    assert not (tmp_path / "a-v0").exists()

@@ -6,6 +6,9 @@ import pytest
 import mmreplay as mr
 from mmreplay.nesting import flatten
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
+from tests.convert.foreign.test_minari_export import FRAME, GRAY, filmed
+from tests.convert.test_image_casts import files_of
+from tests.schema.image_files import pixels_of
 
 # Minari warns of what its datasets lack, and leaves folders to the collector.
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
@@ -277,6 +280,25 @@ def test_images_stored_as_jpeg_are_decoded_and_reported(tmp_path, rng, data_form
     report = mr.load(tmp_path / "datasets/raw-v0", tmp_path / "raw")
     assert not any("JPEG" in note for note in report.notes)
     assert_same(drawn(tmp_path / "raw", ["observation"])[0], oracle(plain))
+
+
+def test_minari_opens_images_that_stay_files(tmp_path):
+    ring, target = filmed(tmp_path / "ring"), tmp_path / "datasets" / "seen-v0"
+    mr.export(ring, target, format="minari")
+    dataset = minari.load_dataset("seen-v0")
+    assert dataset.total_steps == 17
+    episodes = list(dataset.iterate_episodes())
+    assert [len(each) for each in episodes] == [7, 7, 3]
+    for name, shape in (("top", FRAME), ("gray", GRAY[:2])):
+        assert dataset.observation_space[name].shape == shape
+        images = np.concatenate([each.observations[name] for each in episodes])
+        # The running episode shows its newest observation twice.
+        files = files_of(ring, f"observation/{name}")
+        wanted = [pixels_of(file).reshape(shape) for file in [*files, files[-1]]]
+        np.testing.assert_array_equal(images, wanted)
+    # And a set that Minari makes of it is the same.
+    split = minari.split_dataset(dataset, [2, 1], seed=0)
+    assert sorted(len(each) for part in split for each in part.iterate_episodes()) == [3, 7, 7]
 
 
 @pytest.mark.parametrize("data_format", FORMATS)

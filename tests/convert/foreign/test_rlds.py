@@ -15,6 +15,7 @@ from mmreplay.datasets.rlds import example
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import error_of, text_of
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
+from tests.convert.test_image_casts import files_of
 
 
 def varint(value):
@@ -162,6 +163,19 @@ def test_the_last_row_of_an_episode_is_what_was_seen_last(tmp_path, rng, packed)
     assert report.doubts == (LANGUAGE,)
     with pytest.raises(SourceError, match=LANGUAGE):
         mr.load(folder, tmp_path / "strict", strict=True)
+    got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
+    assert left == 0
+    assert_same(got, wanted)
+
+
+def test_images_stay_the_files_that_they_are_where_that_is_asked_for(tmp_path, rng):
+    found, wanted = episodes(rng)
+    folder = write(tmp_path / "set", found)
+    image = "observation/image"
+    report = mr.load(folder, tmp_path / "buffer", cast={image: "png"})
+    assert f"images of field {image!r} stay the files that they are" in report.notes
+    files = [file for each in found for file in each["steps/observation/image"]]
+    assert files_of(tmp_path / "buffer", image) == files
     got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
     assert left == 0
     assert_same(got, wanted)
