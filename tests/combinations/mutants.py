@@ -21,7 +21,7 @@ import mmreplay as mr
 from mmreplay import concatenation, splitting, stats
 from mmreplay.batch import Batch
 from mmreplay.buffer import copy_rows as copying
-from mmreplay.buffer import facts, reader
+from mmreplay.buffer import facts, reader, value_reader
 from mmreplay.buffer.append import Appender
 from mmreplay.buffer.flag_rules import EpisodeFlags
 from mmreplay.buffer.reader import GenerationReader
@@ -47,6 +47,7 @@ from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.staleness import StalenessSampler
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uses import UseCounter
+from mmreplay.schema import kinds
 from mmreplay.transforms import her, nstep
 from mmreplay.transforms.advantages import _Estimated
 from mmreplay.transforms.base import Bound
@@ -331,6 +332,13 @@ def three_times(draw, *_):
 def one_step(draw, *_):
     """A draw of one step, as often as there are steps."""
     return draw.taken(np.zeros(len(draw), np.int64))
+
+
+def black_copies(result, field, column, same):
+    images, damage = result
+    if same is not None:
+        images[same != np.arange(len(same))] = 0
+    return images, damage
 
 
 def whole_copy(path, target):
@@ -686,6 +694,19 @@ MUTANTS = (
         "a check that fails takes the overview with it",
         "page",
         (before(overview, "_find_reset_rows", fails_for_text), (checks, "run_check", uncaught)),
+    ),
+    # Images.
+    Mutant(
+        "one image for all",
+        "of the images of a batch only the first is decoded",
+        "take",
+        (result(value_reader, "_first_of_equal", lambda first, *_: np.zeros_like(first)),),
+    ),
+    Mutant(
+        "copies of an image are black",
+        "an image that is in a batch again is zeros",
+        "FrameStack of 3",
+        (result(kinds, "decode_images", black_copies),),
     ),
     # Other seams: ends.
     Mutant(
