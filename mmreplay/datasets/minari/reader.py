@@ -196,8 +196,6 @@ class MinariReader(FragmentReader):
         wanted = range(len(names)) if indices is None else _checked(indices, len(names))
         first = self._fragment(names[wanted[0]], wanted[0])
         schema = make_schema(first.columns, notes, folder)
-        if episodes.lossy:
-            notes.note(f"images were kept as JPEG: {LOSSY}")
         ends = [end for end in ENDS if end not in self._untold]
         notes.note(
             f"{len(wanted):,} episodes of T steps and T + 1 observations were read in "
@@ -211,6 +209,9 @@ class MinariReader(FragmentReader):
             user_metadata={"minari": select_metadata(metadata, METADATA_KEYS, notes)},
             own_names=self._own_names,
         )
+        # Known once each episode was looked at.
+        if episodes.lossy:
+            notes.note(f"images were kept as JPEG: {LOSSY}")
         if indices is None:
             self._compare(metadata, len(names))
 

@@ -50,10 +50,15 @@ def drawn_field(field: Field) -> Field:
     return drawn
 
 
-def would_be_image(field: Field) -> bool:
-    """Return whether Minari takes the arrays of a field for images, by `box`."""
-    drawn = drawn_field(field)
-    return is_image({"type": "Box", "dtype": drawn.dtype, "shape": list(drawn.shape)})
+def stores_files(leaf: Any) -> bool:
+    """Return whether Minari stores values of a space as files where it does at all.
+
+    That is so of images whose bounds are 0 and 255.
+    """
+    return is_image(leaf) and all(
+        leaf.get(key) in (bound, _filled(tuple(leaf["shape"]), bound))
+        for key, bound in (("low", 0), ("high", 255))
+    )
 
 
 def text_field(space: Any) -> Field | None:
@@ -66,7 +71,6 @@ def text_field(space: Any) -> Field | None:
 
 def box(field: Field) -> dict[str, Any]:
     """The widest space of a field's values."""
-    field = drawn_field(field)
     kind = np.dtype(field.dtype).kind
     low, high = -np.inf, np.inf
     if kind in "iu":
@@ -74,13 +78,16 @@ def box(field: Field) -> dict[str, Any]:
         low, high = bounds.min, bounds.max
     elif kind == "b":
         low, high = 0, 1
-    return {
-        "type": "Box",
-        "dtype": field.dtype,
-        "shape": list(field.shape),
-        "low": _filled(field.shape, low),
-        "high": _filled(field.shape, high),
-    }
+    space = bounded(field, low, high)
+    shape = tuple(space["shape"])
+    return {**space, "low": _filled(shape, low), "high": _filled(shape, high)}
+
+
+def bounded(field: Field, low: float, high: float) -> dict[str, Any]:
+    """A space of a field's values with the same bounds for each."""
+    drawn = drawn_field(field)
+    shape = list(drawn.shape)
+    return {"type": "Box", "dtype": drawn.dtype, "shape": shape, "low": low, "high": high}
 
 
 def discrete(minimum: int, maximum: int) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def names_of(text: object, path: str) -> list[str]:
 def fits(text: object, fields: Mapping[str, Field]) -> bool:
     """Return whether the leaves of a space's JSON have the shapes of the fields.
 
-    Those of images are what Minari takes for images.
+    Those that Minari stores as files are of images, and those of image fields such.
 
     Args:
         text: The JSON.
@@ -128,7 +135,9 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
         shape = list(drawn_field(field).shape)
         if kind not in ("Box", "Discrete") or list(leaf.get("shape", [])) != shape:
             return False
-        if field.varies and not (is_image(leaf) and _is_filled(leaf, low=0, high=255)):
+        if (field.varies or stores_files(leaf)) and not (
+            stores_files(leaf) and drawn_field(field).dtype == "uint8"
+        ):
             return False
     return True
 
@@ -148,11 +157,6 @@ def dump(space: dict[str, Any]) -> str:
 
 def _filled(shape: tuple[int, ...], value: float) -> Any:
     return np.full(shape, value, object).tolist() if shape else value
-
-
-def _is_filled(leaf: Any, **bounds: int) -> bool:
-    """Whether each value of a box has these bounds."""
-    return all(bool(np.all(np.asarray(leaf.get(key)) == bounds[key])) for key in bounds)
 
 
 def _count(space: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,20 @@ from mmreplay.datasets.common.transitions import (
 from mmreplay.datasets.hdf5 import Hdf5Output, refuse_unfit
 from mmreplay.datasets.minari.spaces import (
     LEAST_SIDE,
+    bounded,
     box,
     discrete,
     dump,
     fits,
+    leaf_of,
     names_of,
     nested,
-    would_be_image,
+    parse,
+    stores_files,
 )
 from mmreplay.disk import files
 from mmreplay.disk.files import File
-from mmreplay.errors import SchemaError, undone_by
+from mmreplay.errors import SchemaError, SourceError, undone_by
 from mmreplay.ragged import Ragged
 from mmreplay.schema.schema import refuse_varying
 from mmreplay.strict_json import Json
@@ -102,7 +106,8 @@ class MinariWriter(StagedWriter):
         self._images = [path for path, field in self._fields.items() if field.varies]
         for name in self._images:
             if name in self._sections:
-                self.notes.note(f"images of field {name!r} stay the files that they are")
+                codec = self._fields[name].rules.name(self._fields[name])
+                self.notes.note(f"Minari has images of field {name!r} as {codec} files")
         self._seen = [0, 0]
         self._steps = self._unended = self._disconnected = 0
         self._episode = _Episode(0)
@@ -117,12 +122,9 @@ class MinariWriter(StagedWriter):
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
-        files_of = {path: _files(block.values(path)) for path in self._images}
-        if files_of:
-            columns = {**block.columns, **files_of}
-            block = Block(columns, block.env_ids, block.positions, block.flags)
         for section in quarters(block):
-            self._put(self._maker.feed(section))
+            files_of = {path: _files(section.values(path)) for path in self._images}
+            self._put(self._maker.feed(replace(section, columns={**section.columns, **files_of})))
 
     def _put(self, steps: Transitions | None) -> None:
         """Add steps to the current episode and the following ones."""
@@ -141,6 +143,7 @@ class MinariWriter(StagedWriter):
         episode = self._episode
         for path, values in steps.columns.items():
             section = values[first:stop]
+            self._refuse_missing(path, section)
             episode.add(self._names[path], section)
             if self._sections[path] == ("actions", "") and section.dtype.kind in "iu":
                 low, high = int(section.min()), int(section.max())
@@ -172,6 +175,7 @@ class MinariWriter(StagedWriter):
             if path in steps.next_obs:
                 values = steps.next_obs[path]
             if section in ("observations", "infos"):
+                self._refuse_missing(path, values[last : last + 1])
                 episode.add(self._names[path], values[last : last + 1])
         self._count_episode(steps, last)
         if episode.begun:
@@ -180,6 +184,19 @@ class MinariWriter(StagedWriter):
         else:
             self._file.put(episode.group, episode.take(), episode.attributes())
         self._episode = _Episode(episode.index + 1)
+
+    def _refuse_missing(self, path: str, section: Array) -> None:
+        """Refuse a row without a file, such as a final row of what was no observation.
+
+        Raises:
+            SourceError: There is one.
+        """
+        if section.dtype == object and not all(map(len, section)):
+            raise SourceError(
+                f"field {path!r} has a row without an image in episode {self._episode.index}, and "
+                "Minari has a file for each. Cast it to arrays with cast= (--cast "
+                f"{path}=uint8), which are zeros there, or leave the field out."
+            )
 
     def _count_episode(self, steps: Transitions, last: int) -> None:
         """Count an episode, and report an unknown final observation."""
@@ -305,7 +322,7 @@ def _laid_out(
     refuse_unfit(description.schema, WHAT)
     maker = TransitionMaker(description, WHAT)
     sections = _sections(description, maker.paths)
-    _refuse_varying(description, sections)
+    _refuse_varying(description, sections, source_metadata)
     names = {}
     for path, (section, below) in sections.items():
         found = names_of(source_metadata.get(SPACES.get(section, "")), below)
@@ -314,30 +331,47 @@ def _laid_out(
     return maker, sections, names
 
 
-def _refuse_varying(description: Description, sections: Mapping[str, tuple[str, str]]) -> None:
+def _refuse_varying(
+    description: Description, sections: Mapping[str, tuple[str, str]], source_metadata: Json
+) -> None:
     """Refuse fields that vary but are no images that Minari has as files.
 
     Raises:
-        SchemaError: There are some, or some images are files and others are arrays.
+        SchemaError: There are some; or some images are files and others arrays; or next
+            observations are other files than observations.
     """
-    fields = description.schema.fields
-    images = [path for path, field in fields.items() if field.encoding is not None]
-    refuse_varying(description.schema, "format 'minari'", but=images)
-    shown = [path for path in sections if sections[path][0] in SPACES]
-    for path in images:
-        if path in sections and not (path in shown and would_be_image(fields[path])):
+    schema = description.schema
+    files = [path for path, field in schema.fields.items() if field.encoding is not None]
+    refuse_varying(schema, "format 'minari'", but=files)
+    as_files = {}
+    for path, (section, below) in sections.items():
+        space = parse(source_metadata.get(SPACES.get(section, "")))
+        leaf = bounded(schema[path], 0, 255) if space is None else leaf_of(space, below)
+        as_files[path] = section in SPACES and stores_files(leaf)
+    for path in files:
+        if not as_files.get(path, True):
             raise SchemaError(
                 f"images of field {path!r} are files, which Minari has of observations and "
                 f"actions with sides of at least {LEAST_SIDE} alone. Cast them to arrays with "
                 f"cast= (--cast {path}=uint8), or leave the field out."
             )
-    arrays = [path for path in shown if path not in images and would_be_image(fields[path])]
-    if images and arrays:
+    packed = [path for path in sections if path in files]
+    arrays = [path for path in sections if as_files[path] and path not in files]
+    if packed and arrays:
         raise SchemaError(
-            f"field {images[0]!r} is images as files and field {arrays[0]!r} arrays, but Minari "
-            "has all images as files, or none. Cast them alike with cast= "
-            f"(--cast {images[0]}=uint8, or --cast {arrays[0]}=png)."
+            f"field {packed[0]!r} is images as files and field {arrays[0]!r} arrays, but Minari "
+            f"has all images as files, or none. Cast {packed[0]!r} to arrays with cast= (--cast "
+            f"{packed[0]}=uint8), or the other one to files, or leave one out."
         )
+    top, stored = schema.role("observation") or "", schema.role("next_observation")
+    for path in schema.role_paths("observation") if stored else ():
+        twin = f"{stored}{path.removeprefix(top)}"
+        if schema[path].encoding != schema[twin].encoding:
+            raise SchemaError(
+                f"images of field {twin!r} must be files like those of {path!r}, "
+                f"{schema[path].description}, as Minari has both as one; got others. Cast both to "
+                "arrays with cast=, or leave the next observations out."
+            )
 
 
 def _files(column: Ragged) -> Array:

@@ -8,7 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.datasets.minari import writer
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.foreign.oracle import assert_same, drawn
 from tests.convert.test_image_casts import files_of
 from tests.schema.image_files import camera, jpeg, pixels_of
@@ -156,7 +156,8 @@ def test_images_stay_the_files_that_they_are(tmp_path, monkeypatch, stored, limi
     ring, target = filmed(tmp_path / "ring", stored=stored), tmp_path / "a-v0"
     report = mr.export(ring, target, format="minari")
     for name in ("top", "gray"):
-        assert f"images of field 'observation/{name}' stay the files that they are" in report.notes
+        kind = "jpeg" if name == "top" else "png"
+        assert f"Minari has images of field 'observation/{name}' as {kind} files" in report.notes
     casts = {"observation/top": "jpeg", "observation/gray": "png"}
     mr.load(target, tmp_path / "back", cast=casts)
     with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
@@ -205,8 +206,16 @@ def test_a_set_of_images_that_came_from_minari_keeps_its_spaces(tmp_path):
         (
             {"observation": {"a": mr.Field.image(FRAME, "png"), "b": mr.Field((64, 64), "uint8")}},
             r"field 'observation/a' is images as files and field 'observation/b' arrays, but "
-            r"Minari has all images as files, or none\. Cast them alike with cast= "
-            r"\(--cast observation/a=uint8, or --cast observation/b=png\)\.",
+            r"Minari has all images as files, or none\. Cast 'observation/a' to arrays with cast= "
+            r"\(--cast observation/a=uint8\), or the other one to files, or leave one out\.",
+        ),
+        (
+            {
+                "observation": {"a": mr.Field.image(FRAME, quality=90)},
+                "next_observation": {"a": mr.Field.image(FRAME, quality=50)},
+            },
+            r"images of field 'next_observation/a' must be files like those of 'observation/a', "
+            r"jpeg image \[40, 36, 3\], as Minari has both as one; got others\. Cast both",
         ),
         (
             {"observation": {"a": mr.Field.image(FRAME, "png"), "b": mr.Field.text(9)}},
@@ -223,3 +232,117 @@ def test_images_that_minari_has_not_as_files_are_refused(tmp_path, fields, messa
     ):
         mr.export(buffer, tmp_path / "a-v0", format="minari")
     assert not (tmp_path / "a-v0").exists()
+
+
+def from_minari(folder, spaces, arrays, jpeg=False):
+    """A set of one episode of such observations, loaded into a ring."""
+    group = folder / "data" / "main_data.hdf5"
+    group.parent.mkdir(parents=True)
+    leaves = {"type": "Dict", "subspaces": spaces}
+    content = {
+        "total_episodes": 1,
+        "total_steps": 2,
+        "data_format": "hdf5",
+        "jpeg_encoding": jpeg,
+        "observation_space": json.dumps(leaves),
+        "action_space": json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}),
+        "dataset_id": "a-v0",
+        "minari_version": "0.5.4",
+    }
+    (folder / "data" / "metadata.json").write_text(json.dumps(content))
+    with h5py.File(group, "w") as file:
+        for name, values in arrays.items():
+            file[f"episode_0/observations/{name}"] = values
+        file["episode_0/actions"], file["episode_0/rewards"] = np.arange(2), np.ones(2)
+        file["episode_0/terminations"] = np.array([False, True])
+        file["episode_0/truncations"] = np.zeros(2, bool)
+    mr.load(folder, folder.with_name("ring"))
+    return folder.with_name("ring")
+
+
+def box_of(array, high, dtype="uint8"):
+    shape = list(array.shape[1:])
+    return {"type": "Box", "dtype": dtype, "shape": shape, "low": 0, "high": high}
+
+
+def test_spaces_stay_where_they_still_say_what_is_stored(tmp_path):
+    frames = np.stack([camera((32, 32, 3), n) for n in range(3)])
+    mask = np.ones((3, 32, 32), np.uint8)
+    arrays = {"a": frames, "m": mask}
+    # A mask of 0 and 1 is no image to Minari, and stays an array beside files.
+    ring = from_minari(tmp_path / "a-v0", {"a": box_of(frames, 255), "m": box_of(mask, 1)}, arrays)
+    mr.export(ring, tmp_path / "b-v0", format="minari", cast={"observation/a": "png"})
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    space = json.loads(written["observation_space"])["subspaces"]
+    assert (space["m"]["high"], space["a"]["high"], written["jpeg_encoding"]) == (1, 255, True)
+    mr.load(tmp_path / "b-v0", tmp_path / "back")
+    with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
+        rows = buffer.gather_all()
+    assert np.array_equal(rows["observation/a"], frames)
+    assert np.array_equal(rows["observation/m"], mask)
+
+
+def test_a_space_of_images_goes_where_the_values_are_others(tmp_path):
+    frames = np.stack([camera((32, 32, 3), n) for n in range(3)])
+    mask = np.ones((3, 32, 32), np.uint8)
+    spaces = {"a": box_of(frames, 255), "m": box_of(mask, 255)}
+    ring = from_minari(tmp_path / "a-v0", spaces, {"a": frames, "m": mask})
+    casts = {"observation/a": "jpeg:90", "observation/m": "float32"}
+    mr.export(ring, tmp_path / "b-v0", format="minari", cast=casts)
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    assert json.loads(written["observation_space"])["subspaces"]["m"]["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("low", [[[0], [0, 0]], [0], "a"])
+def test_bounds_that_are_none_do_not_stay(tmp_path, low):
+    frames = np.stack([camera((32, 32, 3), n) for n in range(3)])
+    space = box_of(frames, 255) | {"low": low}
+    ring = from_minari(tmp_path / "a-v0", {"a": space}, {"a": frames})
+    mr.export(ring, tmp_path / "b-v0", format="minari", cast={"observation/a": "png"})
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    space = json.loads(written["observation_space"])["subspaces"]["a"]
+    assert space["low"] == np.zeros((32, 32, 3)).tolist()
+
+
+def test_a_row_without_an_image_is_refused_with_the_way_out(tmp_path):
+    fields = {
+        "observation": {"x": mr.Field((), "float32")},
+        "info": {"cam": IMAGES["observation"]["top"]},
+    }
+    with mr.ReplayBuffer.create(tmp_path / "ring", mr.Schema(fields | OTHERS), 9) as buffer:
+        for number in range(3):
+            ends = number == 2
+            buffer.add(
+                observation={"x": number},
+                info={"cam": seen(number)["top"]},
+                action=0,
+                reward=0,
+                terminated=ends,
+                **({"final_observation": {"x": 9}} if ends else {}),
+            )
+    renamed = {"info/cam": "observation/cam"}
+    message = (
+        r"field 'observation/cam' has a row without an image in episode 0, and Minari has a file "
+        r"for each\. Cast it to arrays with cast= \(--cast observation/cam=uint8\), which are zeros"
+    )
+    with pytest.raises(SourceError, match=message):
+        mr.export(tmp_path / "ring", tmp_path / "a-v0", format="minari", rename=renamed)
+    assert not (tmp_path / "a-v0").exists()
+    cast = {"info/cam": "uint8"}
+    mr.export(tmp_path / "ring", tmp_path / "a-v0", format="minari", rename=renamed, cast=cast)
+
+
+def test_an_episode_of_jpeg_after_one_of_png_is_said_to_be_lossy(tmp_path):
+    mr.export(
+        filmed(tmp_path / "ring"),
+        tmp_path / "a-v0",
+        format="minari",
+        fields=["observation/gray", "action", "reward", "terminated"],
+    )
+    file = tmp_path / "a-v0" / "data" / "main_data.hdf5"
+    with h5py.File(file, "a") as group:
+        files = group["episode_1/observations/gray"]
+        for row in range(len(files)):
+            files[row] = np.frombuffer(jpeg(camera(GRAY, row)), np.uint8)
+    report = mr.load(tmp_path / "a-v0", tmp_path / "back")
+    assert any("it is lossy" in note for note in report.notes)
