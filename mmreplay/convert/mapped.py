@@ -19,6 +19,7 @@ from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, under
+from mmreplay.process import thread_pool
 from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_bits
@@ -157,8 +158,7 @@ class ChangedReader(ReaderOf):
             wide = ENCODED_NBYTES // max(1, source.row_nbytes)
             rows_per_block = max(default_rows(source), wide)
         blocks = self._reader.blocks(rows_per_block)
-        # A thread decodes the next ones while these are encoded.
-        for block in read_ahead(self._decoded(blocks)) if self._encoded else blocks:
+        for block in self._decoded(blocks) if self._encoded else blocks:
             columns = {}
             for path in self._paths:
                 column, cast = block.columns[path], self._casts.get(path)
@@ -171,14 +171,19 @@ class ChangedReader(ReaderOf):
                 self.report.note(said)
 
     def _decoded(self, blocks: Iterator[Block]) -> Iterator[Block]:
-        """The same blocks, in which the frames that are cast are read."""
-        for block in blocks:
-            frames: dict[str, Any] = {path: block.columns[path] for path in self._encoded}
-            arrays: dict[str, Any] = {
-                path: column if isinstance(column, Ragged) else np.asarray(column)
-                for path, column in frames.items()
-            }
-            yield replace(block, columns={**block.columns, **arrays})
+        """The same blocks, in which the frames that are cast are read.
+
+        Threads decode the next block, one a camera, while one is encoded.
+        """
+        paths = self._encoded
+        with thread_pool(len(paths), "mmreplay-decode") as pool:
+
+            def read(block: Block) -> Block:
+                columns = [block.columns[path] for path in paths]
+                arrays = zip(paths, pool.map(_as_array, columns), strict=True)
+                return replace(block, columns={**block.columns, **dict(arrays)})
+
+            yield from read_ahead(map(read, blocks))
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
@@ -212,6 +217,11 @@ class ChangedReader(ReaderOf):
                 elif path in block.columns and self._description.schema[self._names[path]].varies:
                     columns[self._names[path]] = block.columns[path]
             yield replace(block, columns=columns)
+
+
+def _as_array(column: Any) -> Any:
+    """A column of images, decoded where it is still video."""
+    return column if isinstance(column, Ragged) else np.asarray(column)
 
 
 def cast_of(path: str, field: Field, dtype: str) -> Cast | ImageCast:

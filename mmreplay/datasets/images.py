@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,6 +119,9 @@ class ImageFileRows:
         return ragged_of_bytes(files)
 
 
+_one_at_a_time = threading.Lock()
+
+
 class VideoRows:
     """Frames of episodes, each at its time in a video file; see `common.rows.Rows`.
 
@@ -162,7 +166,9 @@ class VideoRows:
         """
         found = np.empty((stop - first, *self.shape), np.uint8)
         bounds = self._episodes.bounds
-        stored = self._times.read(first, stop)
+        # Cameras that are read in several threads have one column of times.
+        with _one_at_a_time:
+            stored = self._times.read(first, stop)
         seconds = stored.astype(np.float64).reshape(-1)
         # The time of a row may be rounded to its dtype.
         tolerances = TOLERANCE_S + np.spacing(np.abs(stored.reshape(-1))).astype(float)
@@ -278,7 +284,7 @@ class _Video:
             if self._array is None:
                 if 3 * self._frame.width * self._frame.height > MAX_ROW_NBYTES:
                     raise ValueError(f"{self._frame.width} x {self._frame.height}")
-                self._array = np.asarray(self._frame.to_ndarray(format="rgb24"))
+                self._array = _pixels(self._frame.reformat(format="rgb24"))
             return self._array
 
     def _seek(self, second: float) -> None:
@@ -300,6 +306,13 @@ class _Video:
         """Close the file."""
         self._container.close()
         self._file.close()
+
+
+def _pixels(frame: Any) -> Array:
+    """The pixels ``[height, width, 3]`` of a frame of RGB, as a view."""
+    plane, width, height = frame.planes[0], frame.width, frame.height
+    lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+    return lines[:height, : 3 * width].reshape(height, width, 3)
 
 
 def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:

@@ -1,6 +1,7 @@
 """Images that become files, arrays, or stay what they are, on the way."""
 
 import json
+import threading
 import warnings
 
 import numpy as np
@@ -9,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import transfer
+from mmreplay.convert import mapped, transfer
+from mmreplay.datasets import images
 from mmreplay.errors import CorruptError, SchemaError, SourceError
 from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.test_image_fields import ended_early, forge
@@ -500,6 +502,29 @@ def test_videos_are_decoded_where_images_are_asked_for(tmp_path):
     mr.load(source, tmp_path / "png", cast={OURS: "png"}, done="terminated")
     _, rows = rows_of(tmp_path / "png")
     assert rows[OURS].tolist() == arrays[OURS].tolist()
+
+
+def test_cameras_are_decoded_side_by_side_and_each_in_order(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    lengths = (9, 6, 7)
+    names = [NAME, "observation.images.wrist"]
+    source = make(tmp_path / "set", lengths, {name: {(0, 0): [0, 1, 2]} for name in names})
+    mr.load(source, tmp_path / "arrays", video="decode", done="terminated")
+    _, arrays = rows_of(tmp_path / "arrays")
+    monkeypatch.setattr(mapped, "ENCODED_NBYTES", 5 * 64 * 64 * 3)
+    read, threads = images.VideoRows.read, set()
+
+    def reads(self, first, stop):
+        threads.add(threading.current_thread().name)
+        return read(self, first, stop)
+
+    monkeypatch.setattr(images.VideoRows, "read", reads)
+    mr.load(source, tmp_path / "ring", cast=dict.fromkeys(names, "png"), done="terminated")
+    assert {"mmreplay-decode_0", "mmreplay-decode_1"} <= threads
+    assert not [t for t in threading.enumerate() if t.name.startswith("mmreplay-decode")]
+    _, rows = rows_of(tmp_path / "ring")
+    for path in (OURS, OURS.replace("top", "wrist")):
+        assert rows[path].tolist() == arrays[path].tolist()
 
 
 def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_path):

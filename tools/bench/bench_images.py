@@ -5,7 +5,8 @@ files beside LMDB and Lance with the same files, the same decoder and as many th
 and beside rings of arrays, compressed or not. Random batches of 64 steps of two cameras
 beside LeRobotDataset of the same frames, as video and as images, where LeRobot is
 installed. `add` of a camera's files beside the same bytes in a field of bytes, and of
-arrays beside a camera of 30 Hz. An import with ``--cast`` beside decoding alone.
+arrays beside a camera of 30 Hz. An import with ``--cast`` beside decoding alone, in one
+thread.
 """
 
 from __future__ import annotations
@@ -343,7 +344,7 @@ def imports(folder: Path, sizes: Sizes) -> dict[str, object]:
         av = import_module("av")
         for path in sorted((folder / "videos" / "videos").rglob("*.mp4")):
             with av.open(str(path)) as container:
-                container.streams.video[0].thread_type = "NONE"
+                container.streams.video[0].codec_context.thread_count = 1
                 for packet in container.decode(video=0):
                     packet.to_ndarray(format="rgb24")
 
