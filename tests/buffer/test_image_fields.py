@@ -6,6 +6,8 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
+from contextlib import suppress
+from functools import partial
 
 import google_crc32c
 import numpy as np
@@ -19,8 +21,10 @@ from mmreplay.schema import image_values, images
 from mmreplay.schema.field import REFERENCE
 from mmreplay.schema.images import ImageEncoding
 from mmreplay.testing.disks import QuickDisk, using
+from tests.ctrl_c import CtrlC
 from tests.forks import in_child
 from tests.schema.image_files import camera, jpeg, jpeg_of, noise, pixels_of, png, segments_of
+from tests.slices import count
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +200,43 @@ def test_several_environments_and_lists_of_mixed_forms(tmp_path, engine):
         found = buffer.gather_all()
         assert found["action"].tolist() == [n for env in range(envs) for n in expected[env]]
         assert_pixels(found)
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("steps", [1, 9])
+def test_ctrl_c_while_images_are_encoded_loses_none_and_tears_none(
+    tmp_path, monkeypatch, engine, steps
+):
+    # Even small blocks are encoded by threads.
+    monkeypatch.setattr(images, "ALONE_NBYTES", 0)
+    schema = mr.Schema(
+        {"image": mr.Field.image((120, 160, 3), quality=90), "number": mr.Field((), "int64")}
+    )
+    frames = [camera((120, 160, 3), number) for number in range(steps)]
+    buffer = create(tmp_path, engine, capacity=50, schema=schema, heap_bytes=4 << 20)
+    numbers = []
+    with CtrlC(count(200, 25)) as ctrl_c:
+        while ctrl_c.comes():
+            block = {"image": frames, "number": np.arange(steps)}
+            call = partial(buffer.extend, block)
+            if steps == 1:
+                call = partial(buffer.add, image=frames[0], number=0)
+            with suppress(KeyboardInterrupt):
+                ctrl_c.during(call)
+            # Of a block that was struck, the first steps may be in.
+            more = int(buffer.heads[0]) - len(numbers)
+            assert 0 <= more <= steps
+            numbers += range(more)
+    assert ctrl_c.strikes
+    buffer.add(image=frames[0], number=0)
+    with reopened(buffer, tmp_path) as buffer:
+        rows = buffer.gather_all()
+        assert rows["number"].tolist() == [*numbers, 0][-50:]
+        wanted = [pixels_of(jpeg(frame)) for frame in frames]
+        for image, number in zip(rows["image"], rows["number"], strict=True):
+            assert np.array_equal(image, wanted[int(number)])
+    report = mr.verify_buffer(tmp_path / "ring", deep=True)
+    assert report.ok, report
 
 
 def objects(values):
