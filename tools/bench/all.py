@@ -63,19 +63,27 @@ PEERS_OF: dict[str, Collection[str]] = {
     "bench_zarr_peers": bench_zarr_peers.PEERS,
 }
 """Scripts that measure others too, and the names that each knows them by."""
-ENVIRONMENTS = {"bench_ray": make_peers.ROOT / "build/ray"}
-"""Scripts that run in an environment of their own, which `make ray` makes."""
+LEROBOT = make_peers.ROOT / "build/peers-lerobot"
+ENVIRONMENTS = {
+    "bench_curate": LEROBOT,
+    "bench_images": LEROBOT,
+    "bench_ray": make_peers.ROOT / "build/ray",
+}
+"""Scripts that run in an environment of their own, of `make peers` or `make ray`."""
 LIBRARIES = (
     "cpprb",
     "flashbax",
     "h5py",
     "jax",
+    "lerobot",
     "lmdb",
     "numpy",
     "pandas",
     "pyarrow",
+    "pylance",
     "ray",
     "safetensors",
+    "simplejpeg",
     "skrl",
     "stable-baselines3",
     "tensorstore",

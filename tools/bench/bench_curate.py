@@ -32,7 +32,7 @@ from tools.bench.turns import Times, medians_us, race, rounded, run_benchmark
 
 EPISODE = 100
 """Steps of an episode."""
-FPS, SIDE = 10, 192
+FPS, SIDE = 10, 256
 SCALARS = {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
 IMAGES = {"top": mr.Field((SIDE, SIDE, 3), "uint8"), "wrist": mr.Field((SIDE, SIDE, 3), "uint8")}
 
@@ -54,7 +54,7 @@ class Sizes:
     where: int = 10_000_000
     ring: int = 200_000
     rings: int = 20
-    frames: int = 20
+    frames: int = 12
     appends: tuple[int, int] = (10, 1000)
     adds: int = 20_000
     turns: int = 7

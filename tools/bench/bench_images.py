@@ -141,9 +141,9 @@ def taker(store: Any, encoding: ImageEncoding, rows: int) -> Side:
     return draw
 
 
-def draws(folder: Path, sizes: Sizes, peers: Sequence[str]) -> dict[str, object]:
+def draws(folder: Path, sizes: Sizes, peers: Sequence[str]) -> dict[str, dict[str, object]]:
     """Batches of 256 frames, of each size and kind."""
-    found: dict[str, object] = {}
+    found: dict[str, dict[str, object]] = {name: {} for name in SHAPES}
     for name, shape in SHAPES.items():
         for kind in ("camera", "rendered"):
             rows, place = sizes.rows[name], folder / f"{name}-{kind}"
@@ -169,7 +169,7 @@ def draws(folder: Path, sizes: Sizes, peers: Sequence[str]) -> dict[str, object]
                 calls = sizes.calls if name == "96x96" else max(1, sizes.calls // 16)
                 times = race(sides, sizes.turns, calls)
                 del sides
-            found[f"{name} {kind}"] = {
+            found[name][kind] = {
                 "time_over": {
                     side: rounded(float(np.median(times[OURS] / times[side])))
                     for side in times
@@ -267,7 +267,8 @@ def make_sets(folder: Path, sizes: Sizes, shape: tuple[int, int, int]) -> int:
 def lerobot(folder: Path, sizes: Sizes) -> dict[str, object]:
     """Random batches of 64 steps and two cameras, beside LeRobot's loader."""
     rows = make_sets(folder, sizes, SHAPES["480x640"])
-    found: dict[str, Any] = {}
+    nbytes: dict[str, int] = {}
+    speeds: dict[str, dict[str, float]] = {}
     sides: dict[str, Callable[[], object]] = {}
     with ExitStack() as stack:
         for name, (quality, subsampling) in QUALITIES.items():
@@ -278,9 +279,9 @@ def lerobot(folder: Path, sizes: Sizes) -> dict[str, object]:
             buffer = mr.ReplayBuffer.open(path, transforms=[mr.WithoutNext()])
             stack.callback(buffer.close)
             sides[f"jpeg {name}"] = partial(buffer.sample, 64)
-            found[f"bytes jpeg {name}"] = disk_nbytes(path)
+            nbytes[f"jpeg {name}"] = disk_nbytes(path)
         for name in ("videos", "images", "raw"):
-            found[f"bytes {name}"] = disk_nbytes(folder / name)
+            nbytes[name] = disk_nbytes(folder / name)
         if find_spec("lerobot") is not None:
             for name in ("videos", "images"):
                 sides[f"lerobot {name}"] = loader(folder / name, rows)
@@ -290,8 +291,8 @@ def lerobot(folder: Path, sizes: Sizes) -> dict[str, object]:
         for other in ("videos", "images"):
             if f"lerobot {other}" in times:
                 ratio = times[f"lerobot {other}"] / times[f"jpeg {name}"]
-                found[f"speedup of {name} over {other}"] = rounded(float(np.median(ratio)))
-    return {**found, "median_us": medians_us(times)}
+                speeds.setdefault(name, {})[other] = rounded(float(np.median(ratio)))
+    return {"speedup": speeds, "nbytes": nbytes, "median_us": medians_us(times)}
 
 
 def loader(root: Path, rows: int) -> Callable[[], object]:
@@ -359,7 +360,7 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, object]:
     """All figures."""
     peers = [name for name, module in PEERS.items() if find_spec(module) is not None]
     found: dict[str, object] = {}
-    questions: dict[str, Callable[[Path, Sizes], dict[str, object]]] = {
+    questions: dict[str, Callable[[Path, Sizes], Mapping[str, object]]] = {
         "draw": partial(draws, peers=peers),
         "add": adds,
         "lerobot": lerobot,

@@ -262,6 +262,56 @@ VIEW = (
     ),
 )
 
+CURATE = (
+    at_most(
+        "one condition on a field, time over that of its moments",
+        "bench_curate",
+        "where field_over_moments",
+        2,
+    ),
+    at_most("merge of 20 rings, over conversions", "bench_curate", "merge merged_over_single", 1.2),
+    at_least(
+        "LeRobot's recorder, time over that of an export",
+        "bench_curate",
+        "lerobot save_episode_over_export",
+        2,
+    ),
+    at_least(
+        "from set to set, encoding again over packets",
+        "bench_curate",
+        "lerobot encoded_again_over_copied",
+        20,
+    ),
+    at_most("append at 1,000 episodes, over one at 10", "bench_curate", "append many_over_few", 2),
+    at_least("`add` while rows are held", "bench_curate", "held free_over_held", 0.95),
+)
+
+IMAGES = (
+    *(
+        at_most(
+            f"256 JPEG frames of {size}, {kind}, time over that of {name}",
+            "bench_images",
+            f"draw {size} {kind} time_over {name.lower()}",
+            1.1,
+        )
+        for size in ("96x96", "480x640")
+        for kind in ("camera", "rendered")
+        for name in ("LMDB", "Lance")
+    ),
+    *(
+        at_least(
+            f"64 steps of two cameras as JPEG, over LeRobot's {kind}",
+            "bench_images",
+            f"lerobot speedup 90:420 {kind}",
+            3,
+        )
+        for kind in ("videos", "images")
+    ),
+    at_most("`add` of a camera's files, over bytes", "bench_images", "add files_over_bytes", 1.1),
+    at_most("arrays of 30 Hz, share of a core", "bench_images", "add share_of_a_30_hz_camera", 1),
+    at_least("import, over decoding alone", "bench_images", "import speed_over_decoding", 0.8),
+)
+
 RAY = (
     at_least(
         "on Ray, add of 8 steps, over TorchRL",
@@ -462,4 +512,6 @@ TARGETS: tuple[Target, ...] = (
         0.05,
     ),
     *VIEW,
+    *CURATE,
+    *IMAGES,
 )

@@ -597,6 +597,55 @@ are timed in the page. A watched writer shares its two cores with the server;
     ),
 )
 
+CURATE = Question(
+    "Conditions, merges and LeRobot sets",
+    "bench_curate",
+    "",
+    """A condition on 10 million steps, whose field is read once, beside
+`mr.field_moments` of that field; one ring of 20, beside each converted alone; a set of
+two cameras of 256 x 256, written from a ring and by LeRobot's recorder with the same
+codec and options, and from set to set with its packets and encoded again; an append of
+one episode to a set of 1,000 and of 10; and `add` while rows are held.""",
+    figures=(
+        Figure("condition: time over that of `field_moments`", "where field_over_moments"),
+        Figure("on lengths: time over that of `field_moments`", "where length_over_moments"),
+        Figure("merge: time over that of single conversions", "merge merged_over_single"),
+        Figure("LeRobot's recorder: time over an export's", "lerobot save_episode_over_export"),
+        Figure("encoding again: time over that of packets", "lerobot encoded_again_over_copied"),
+        Figure("append at 1,000 episodes: time over that at 10", "append many_over_few"),
+        Figure("`add`: time over that while rows are held", "held free_over_held"),
+    ),
+)
+
+IMAGES = Question(
+    "Image fields",
+    "bench_images",
+    "",
+    """256 frames drawn and decoded of a ring of JPEG files, beside LMDB and Lance with the
+same files, the same decoder and as many threads, and beside rings of arrays, on disk
+(*raw*) and compressed (*zarr*): the time over theirs, and the space over that of arrays.
+A random batch of 64 steps with two cameras of 480 x 640, over LeRobotDataset of the same
+frames. `add` of a camera's files over the same bytes in a `bytes` field, and the share of
+one core that arrays of 30 Hz take. An import that encodes each frame, over decoding alone
+in one thread.""",
+    figures=(
+        *(
+            Figure(f"256 of {size} {kind}: {what}", f"draw {size} {kind} {key}")
+            for size in ("96x96", "480x640")
+            for kind in ("camera", "rendered")
+            for what, key in (("time over", "time_over"), ("bytes over arrays", "bytes_over_raw"))
+        ),
+        *(
+            Figure(f"JPEG {quality}: speed over LeRobot's", f"lerobot speedup {quality}")
+            for quality in ("90:420", "95:444")
+        ),
+        Figure("bytes of those sets", "lerobot nbytes"),
+        Figure("`add` of files: time over that of bytes", "add files_over_bytes"),
+        Figure("arrays of 30 Hz: share of a core", "add share_of_a_30_hz_camera"),
+        Figure("import: speed over decoding alone", "import speed_over_decoding"),
+    ),
+)
+
 RAGGED = Question(
     "Sequences of any length",
     "bench_ragged",
@@ -741,6 +790,8 @@ QUESTIONS = (
     PIXELS,
     COLD,
     RAGGED,
+    IMAGES,
+    CURATE,
     BEYOND,
     BEYOND_8,
     BEYOND_SMALL,
