@@ -9,18 +9,22 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests.test_documents import MANY_STEPS, ROOT, blocks
+import mmreplay as mr
+from tests.convert.test_recipes import record
+from tests.test_documents import MANY_STEPS, ROOT, blocks, example_files
 
 NAVIGATION = re.findall(
     r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2], re.M
 )
 # Runs on Ray have an environment of their own, where tests/on_ray runs their page.
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in NAVIGATION if name != "ray.md")]
+__all__ = ["example_files"]
 SESSION = """
 import json, sys
 names = {"__name__": "__main__"}
@@ -58,6 +62,8 @@ def run_blocks(page, folder, environment):
             skipped.append(f"{page.name} block {number} needs {', '.join(lacking)}")
         else:
             session.append((f"{page.name} block {number}", block))
+        if file := re.match(r"# (\w+\.py)\n", block):
+            (folder / file[1]).write_text(block)
     if not session:
         return skipped
     path = folder.parent / "session.json"
@@ -93,6 +99,11 @@ def run_command(line, refused, folder, environment):
     if words[0] == "mmreplay" and words[1] == "view":
         # Until Ctrl-C; tests/test_documents.py ends it so.
         return None
+    if words[:2] == ["mmreplay", "convert"] and not refused:
+        # What an example above made.
+        targets = [word for word in words[3:] if (folder / word).exists()]
+        if targets and "--overwrite" not in words and "-n" not in words:
+            typed = f"{typed.partition('#')[0]} --overwrite"
     if words[:2] in (["mmreplay", "resize"], ["mmreplay", "clear"]) and not refused:
         # Nobody is there to be asked.
         typed = typed.partition("#")[0] + (" --yes" if "--yes" not in words else "")
@@ -109,10 +120,20 @@ def run_command(line, refused, folder, environment):
     return None
 
 
+def bring_recordings(example_files, folder):
+    """What the pages do not make: recordings of a robot and of several actors."""
+    for name in ("runs/raw", "runs/robot", "my_set"):
+        shutil.copytree(example_files / name, folder / name)
+    for seed in range(4):
+        record(folder / "actors" / str(seed), seed, 10)
+    mr.export(folder / "actors" / "2", folder / "night.parquet")
+
+
 @pytest.mark.slow
-def test_all_blocks_run_as_typed_in_the_order_of_the_pages(tmp_path, subtests):
+def test_all_blocks_run_as_typed_in_the_order_of_the_pages(example_files, tmp_path, subtests):
     folder = tmp_path / "home"
     folder.mkdir()
+    bring_recordings(example_files, folder)
     kept = {name: os.environ[name] for name in os.environ if "TORCH" not in name}
     environment = {**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     skipped, num_blocks = [], 0

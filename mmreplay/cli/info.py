@@ -330,10 +330,13 @@ def _holder(writer: dict[str, Any] | None) -> str:
 
 
 def _print_schema(schema: Schema) -> None:
-    rows = [
-        [*cells, " ".join(each for each in ("mutable", "exact") if getattr(schema[path], each))]
-        for path, cells in show.field_cells(schema).items()
-    ]
+    rows = []
+    for path, cells in show.field_cells(schema).items():
+        field = schema[path]
+        options = [each for each in ("mutable", "exact") if getattr(field, each)]
+        if field.encoding is not None:
+            options.append(field.encoding.options)
+        rows.append([*cells, " ".join(options)])
     show.print_table(["field", "dtype", "shape", "role", "options"], rows, left=5)
 
 

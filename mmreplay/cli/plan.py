@@ -363,7 +363,7 @@ def _image_facts(schema: Schema, packed: list[Estimate]) -> list[tuple[str, str]
                     "as arrays",
                     f"{path}: engine='zarr' with {best.codec} would take "
                     f"{best.images[path]:.2g} of the bytes of these files: convert with --cast "
-                    f"{path}=uint8 --engine zarr",
+                    f"{path}=uint8 --engine zarr --codec {best.codec}",
                 )
             )
     return facts

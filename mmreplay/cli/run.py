@@ -13,7 +13,6 @@ from typing import Any
 
 import typer
 
-from mmreplay import errors
 from mmreplay.cli.exits import (
     CLICK_ERROR,
     FAILED,
@@ -26,7 +25,6 @@ from mmreplay.cli.exits import (
     say,
 )
 from mmreplay.disk.files import disk
-from mmreplay.kernels import KernelsWarning
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
@@ -121,13 +119,8 @@ def _warning_in_a_line() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            ours = (
-                errors.AutoresetWarning,
-                errors.DurabilityWarning,
-                errors.FullWarning,
-                KernelsWarning,
-            )
-            if not issubclass(category, ours):
+            ours = category is UserWarning or category.__module__.startswith("mmreplay.")
+            if not ours:
                 others(message, category, *rest, **more)
             elif str(message) not in said:
                 said.add(str(message))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,6 +119,8 @@ class Reader(Protocol):
     report: Notes
     engine: Engine | None = None
     """Of a buffer on disk; of several sources the first one decides by it."""
+    videos: Collection[str] = ()
+    """Own names of the columns that are decoded from video."""
 
     def describe(self) -> Description:
         """Describe the rows; the same at each call."""

@@ -224,6 +224,27 @@ def _as_array(column: Any) -> Any:
     return column if isinstance(column, Ragged) else np.asarray(column)
 
 
+def check_form(form: object) -> None:
+    """Refuse what no field can be cast to, before a source is opened.
+
+    Raises:
+        SchemaError: It is no dtype, and no codec of images.
+    """
+    head, colon, rest = form.partition(":") if isinstance(form, str) else ("", "", "")
+    if head in CODECS:
+        return
+    if head.lower() in ("jpg", *CODECS):
+        meant = f"{'png' if head.lower() == 'png' else 'jpeg'}{colon}{rest}"
+        raise SchemaError(
+            f"cast: images become jpeg, jpeg:90:420, png or uint8, got {shown(form)}. Did you "
+            f"mean {meant!r}?"
+        )
+    try:
+        canonical_name(form)
+    except SchemaError as error:
+        raise SchemaError(f"cast: {error} Images also become jpeg:90:420 or png.") from None
+
+
 def cast_of(path: str, field: Field, dtype: str) -> Cast | ImageCast:
     """What casts a field to a dtype, or images to another form.
 

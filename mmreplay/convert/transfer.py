@@ -6,7 +6,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import EpisodeStarts
 from mmreplay.convert.joined import Envs, join
-from mmreplay.convert.mapped import Changes, change
+from mmreplay.convert.mapped import Changes, change, check_form
 from mmreplay.convert.provenance import PROVENANCE, provenance_of
 from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Origin, Selected, Selection, select
@@ -267,6 +267,8 @@ class Source:
         buffer: The source itself where it is open.
         stored: The target is of this format as well; see `registry.open_stored`.
         files: Codecs of images that stay files, by the name of their field.
+        said: Names of which the user says what becomes of them, where only such videos
+            are decoded; None where all are.
     """
 
     path: Path | None
@@ -275,6 +277,7 @@ class Source:
     buffer: ReplayBuffer | None = None
     stored: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    said: Collection[str] | None = None
 
     @property
     def name(self) -> Path:
@@ -289,6 +292,7 @@ class Source:
         assert self.path is not None
         reader = open_source(self.path, self.format, options, stored=self.stored)
         with undone_by(reader.close):
+            self._refuse_unsaid(reader, options.get("fields"))
             for name, codec in self.files.items():
                 # A name that is none is refused where fields are cast.
                 paths = reader.describe().schema.paths
@@ -296,19 +300,52 @@ class Source:
                     reader.as_files(path, codec)
         return reader
 
-    def decoding(self, lazily: bool) -> Source:
+    def _refuse_unsaid(self, reader: Reader, fields: object) -> None:
+        """Refuse videos of which the user does not say what becomes of them.
+
+        Args:
+            reader: Of the source.
+            fields: The names of those that are selected; None for all.
+
+        Raises:
+            FormatError: There are some: their arrays may take a thousand times as much.
+        """
+        if self.said is None:
+            return
+        own_names = reader.own_names()
+
+        def is_named(video: str, names: Collection[str]) -> bool:
+            paths = own_names.get(video, ())
+            return any(name == video or under(paths, name) for name in names)
+
+        selected = fields if isinstance(fields, Sequence) else None
+        left = [
+            video
+            for video in reader.videos
+            if not is_named(video, self.said) and (selected is None or is_named(video, selected))
+        ]
+        if left:
+            casts = " ".join(f"--cast {video}=jpeg:90:420" for video in left)
+            raise FormatError(
+                f"{self.name}: {', '.join(map(repr, left))} is stored as video, and nothing says "
+                f"what becomes of it. Cast it ({casts}, or =uint8 for arrays), or leave it out "
+                "with drop= (--drop)."
+            )
+
+    def decoding(self, lazily: bool, said: Collection[str]) -> Source:
         """The same, whose videos are decoded where nothing else is said of them.
 
         Args:
             lazily: By who needs their frames.
+            said: See the class.
         """
-        if "video" in self.options or self.format.name == BUFFER:
+        if self.stored or "video" in self.options or self.format.name == BUFFER:
             return self
-        if lazily:
-            return replace(self, stored=True)
         if "video" not in registry.options_of(self.format, "open_reader"):
             return self
-        return replace(self, options={**self.options, "video": "decode"})
+        if lazily:
+            return replace(self, stored=True, said=said)
+        return replace(self, options={**self.options, "video": "decode"}, said=said)
 
     def selected(
         self, selection: Selection, progress: Progress | None = None
@@ -397,15 +434,21 @@ class Conversion:
 
     def _cast_sources(self) -> Sequence[Source]:
         """The sources, which decode videos and keep files as casts need them."""
-        cast = {} if self.changes is None else self.changes.cast
-        if not any(str(form).partition(":")[0] in CODECS for form in cast.values()):
+        changes = Changes() if self.changes is None else self.changes
+        cast, fields = changes.cast, None if self.selection is None else self.selection.fields
+        for form in cast.values():
+            check_form(form)
+        is_coded = any(str(form).partition(":")[0] in CODECS for form in cast.values())
+        if not is_coded and not changes.drop and fields is None:
             return self.sources
         files = {name: form for name, form in cast.items() if form in CODECS}
-        if self.changes is not None and self.changes.map is not None:
+        if changes.map is not None:
             # A function that changes episodes gets arrays.
             files = {}
-        steps_stay = self.changes is not None and self.changes.keeps_steps
-        return [replace(each.decoding(steps_stay), files=files) for each in self.sources]
+        said = {*cast, *changes.drop}
+        return [
+            replace(each.decoding(changes.keeps_steps, said), files=files) for each in self.sources
+        ]
 
     def provenance(self, selected: Selected, target: Path) -> Json | None:
         """What user metadata say of where rows of a target come from, if anything."""
@@ -504,11 +547,12 @@ class Conversion:
             return
         there = sum(map(_nbytes_in, folders))
         if nbytes > EXPANSION * there:
-            path = max(images, key=lambda path: images[path])
+            cast = ", ".join(f"{path!r}: 'jpeg:90:420'" for path in images)
+            words = " ".join(f"--cast {path}=jpeg:90:420" for path in images)
             warnings.warn(
                 f"images become about {format_size(nbytes)} of arrays, {nbytes // max(1, there)} "
-                f"times the {format_size(there)} of {folders[0]}. cast={{{path!r}: 'jpeg:90:420'}} "
-                f"(--cast {path}=jpeg:90:420) stores them in about a twelfth of that.",
+                f"times the {format_size(there)} of {folders[0]}. cast={{{cast}}} "
+                f"({words}) stores them in about a twelfth of that.",
                 UserWarning,
                 stacklevel=frames_to_caller(),
             )

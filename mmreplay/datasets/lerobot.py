@@ -371,13 +371,15 @@ class LerobotReader(FragmentReader):
             if isinstance(feature, dict) and feature.get("dtype") == "video"
         ]
         if videos and video == "refuse":
+            casts = " ".join(f"--cast {_path_of(name)}=jpeg:90:420" for name in videos)
             raise FormatError(
-                f"{self._frames.folder}: {videos[0]!r} is stored as video. Pass "
-                "video='decode' to unpack it with PyAV, or video='skip' to leave it "
-                f"out; or cast it to files of images, such as --cast "
-                f"{_path_of(videos[0])}=jpeg:90:420."
+                f"{self._frames.folder}: {', '.join(map(repr, videos))} is stored as video. Cast "
+                f"it to files of images, such as {casts}; or pass video='decode' to unpack it "
+                "with PyAV, or video='skip' to leave it out. From set to set (--to lerobot) it "
+                "stays video."
             )
         if video == "decode":
+            self.videos = videos
             for name in videos if not self._stays else ():
                 self._notes.note(f"{name!r} was unpacked from video: {LOSSY}")
             return videos
@@ -799,4 +801,6 @@ def _open(
             )
             if record is None:
                 return reader
-            return restored(reader, record, reader.skipped, texts=reader.texts)
+            found = restored(reader, record, reader.skipped, texts=reader.texts)
+            found.videos = reader.videos
+            return found

@@ -97,6 +97,8 @@ def canonical_name(dtype: object) -> str:
     is_text = known is not None and known.kind in "US" and isinstance(dtype, str)
     got = shown(dtype) if known is None or is_text else known
     way_out = WAYS_OUT.get(known.kind if known is not None else "", "Use one of them")
+    if isinstance(dtype, str) and dtype.lower() in ("jpeg", "jpg", "png"):
+        way_out = "Declare images by Field.image (of plan: NAME:jpeg:480x640x3)"
     raise SchemaError(f"field dtype must be one of {', '.join(DTYPES)}, got {got}. {way_out}.")
 
 

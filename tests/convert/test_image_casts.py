@@ -12,7 +12,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert import mapped, transfer
 from mmreplay.datasets import images
-from mmreplay.errors import CorruptError, SchemaError, SourceError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from mmreplay.testing.disks import QuickDisk, using
 from tests.buffer.test_image_fields import ended_early, forge
 from tests.convert.foreign.lerobot_sets import make
@@ -504,6 +504,43 @@ def test_videos_are_decoded_where_images_are_asked_for(tmp_path):
     assert rows[OURS].tolist() == arrays[OURS].tolist()
 
 
+def test_a_video_of_which_nothing_is_said_is_refused(tmp_path):
+    pytest.importorskip("av")
+    wrist, other = "observation.images.wrist", "observation/images/wrist"
+    source = make(tmp_path / "set", (5, 3), {name: {(0, 0): [0, 1]} for name in (NAME, wrist)})
+    with pytest.raises(FormatError) as refused:
+        mr.load(source, tmp_path / "ring", done="terminated")
+    assert f"{NAME!r}, {wrist!r} is stored as video. Cast it" in str(refused.value)
+    assert f"--cast {OURS}=jpeg:90:420 --cast {other}=jpeg:90:420; or pass" in str(refused.value)
+    message = (
+        rf"{wrist!r} is stored as video, and nothing says what becomes of it\. Cast it \(--cast "
+        rf"{wrist}=jpeg:90:420, or =uint8 for arrays\), or leave it out with drop= \(--drop\)\."
+    )
+    for options in ({"cast": {OURS: "png"}}, {"drop": [OURS]}, {"drop": [NAME]}):
+        with pytest.raises(FormatError, match=message):
+            mr.load(source, tmp_path / "ring", done="terminated", **options)
+    assert not (tmp_path / "ring").exists()
+    several = {
+        "arrays": {"cast": {OURS: "png", other: "uint8"}},
+        "all": {"cast": {OURS: "png"}, "video": "decode"},
+        "dropped": {"cast": {OURS: "png"}, "drop": [wrist]},
+        "below": {"drop": ["observation/images"]},
+        "fields": {"fields": ["observation/state", "action"]},
+        "one": {"fields": [OURS, "action"], "cast": {OURS: "png"}},
+    }
+    for name, options in several.items():
+        mr.load(source, tmp_path / name, done="terminated", **options)
+    with mr.ReplayBuffer.open(tmp_path / "arrays") as buffer:
+        assert buffer.schema[OURS].encoding is not None
+        assert buffer.schema[other] == mr.Field((64, 64, 3), "uint8")
+        wanted = buffer.gather_all()
+    with mr.ReplayBuffer.open(tmp_path / "all") as buffer:
+        assert np.array_equal(buffer.gather_all()[other], wanted[other])
+    for name, there in (("dropped", [OURS]), ("below", []), ("fields", []), ("one", [OURS])):
+        with mr.ReplayBuffer.open(tmp_path / name) as buffer:
+            assert [path for path in buffer.schema.paths if "images" in path] == there
+
+
 def test_cameras_are_decoded_side_by_side_and_each_in_order(tmp_path, monkeypatch):
     pytest.importorskip("av")
     lengths = (9, 6, 7)
@@ -576,7 +613,7 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
         ("raw", {TOP: "jpeg:101"}, "image quality must be .* got 101"),
         ("raw", {TOP: "jpeg:90:421"}, "image subsampling must be .* got '421'"),
         ("raw", {TOP: "jpeg:90:"}, "image subsampling must be"),
-        ("raw", {TOP: "JPEG:90"}, "such as jpeg:90:420, got 'JPEG:90'"),
+        ("raw", {TOP: "JPEG:90"}, r"got 'JPEG:90'\. Did you mean 'jpeg:90'\?"),
         ("raw", {TOP: "jpeg:"}, "cast: images of field 'observation/top' become uint8, png, or jp"),
         ("raw", {TOP: "jpeg:x"}, "such as jpeg:90:420, got 'jpeg:x'. Write one of these"),
         ("raw", {TOP: "jpeg:-5"}, "such as jpeg:90:420, got 'jpeg:-5'"),
@@ -584,9 +621,11 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
         ("raw", {TOP: "jpeg:9.5"}, "got 'jpeg:9.5'"),
         ("raw", {TOP: "jpeg:90:420:1"}, "got 'jpeg:90:420:1'"),
         ("raw", {TOP: "png:9"}, "got 'png:9'"),
-        ("raw", {TOP: "webp"}, "webp"),
+        ("raw", {TOP: "webp"}, r"got 'webp'\. Use one of them\. Images also become jpeg:90:420 or"),
+        ("raw", {TOP: "jpg:90:420"}, r"got 'jpg:90:420'\. Did you mean 'jpeg:90:420'\?"),
+        ("raw", {TOP: "PNG"}, r"uint8, got 'PNG'\. Did you mean 'png'\?"),
         ("jpeg", {TOP: "float32"}, "cast: images of field 'observation/top' become uint8, png"),
-        ("jpeg", {TOP: "webp"}, "cast: images of field .* got 'webp'"),
+        ("jpeg", {TOP: "webp"}, r"got 'webp'\. Use one of them\. Images also become"),
         ("jpeg", {TOP: None}, "cast"),
         ("jpeg", {TOP: 8}, "cast"),
         ("jpeg", {"observation/tip": "jpeg"}, "observation/tip"),

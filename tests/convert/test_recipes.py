@@ -137,7 +137,7 @@ def test_every_third_frame_stays(there):
 
 def test_a_camera_is_dropped(there):
     type_out(recipes()["Drop a camera"], there)
-    _, rows, schema = table("runs/small")
+    _, rows, schema = table("runs/narrow")
     assert "observation/wrist" not in schema.paths
     assert (rows["observation/state"] == table("runs/all")[1]["observation/state"]).all()
 
