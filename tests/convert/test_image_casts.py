@@ -549,15 +549,18 @@ def test_cameras_are_decoded_side_by_side_and_each_in_order(tmp_path, monkeypatc
     mr.load(source, tmp_path / "arrays", video="decode", done="terminated")
     _, arrays = rows_of(tmp_path / "arrays")
     monkeypatch.setattr(mapped, "ENCODED_NBYTES", 5 * 64 * 64 * 3)
-    read, threads = images.VideoRows.read, set()
+    read, both = images.VideoRows.read, threading.Barrier(2, timeout=30)
+    met = []
 
     def reads(self, first, stop):
-        threads.add(threading.current_thread().name)
+        if threading.current_thread().name.startswith("mmreplay-decode"):
+            # Each waits for the other camera, which would break one after another.
+            met.append(both.wait())
         return read(self, first, stop)
 
     monkeypatch.setattr(images.VideoRows, "read", reads)
     mr.load(source, tmp_path / "ring", cast=dict.fromkeys(names, "png"), done="terminated")
-    assert {"mmreplay-decode_0", "mmreplay-decode_1"} <= threads
+    assert sorted(met)[:: len(met) - 1] == [0, 1]
     assert not [t for t in threading.enumerate() if t.name.startswith("mmreplay-decode")]
     _, rows = rows_of(tmp_path / "ring")
     for path in (OURS, OURS.replace("top", "wrist")):
