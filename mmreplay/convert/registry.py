@@ -52,6 +52,7 @@ class Format:
         asks: Its module has ``recognizes``, which decides for a path with its suffix,
             or for a folder. Such formats come before those with the suffix only.
         varies: Its writer takes fields that vary: columns of blocks are `Ragged`.
+        images: Of those that vary, its writer takes fields of images at least.
         appends: Its module has ``open_appender``, with the options of its writer.
     """
 
@@ -63,6 +64,7 @@ class Format:
     writes: bool = True
     asks: bool = False
     varies: bool = False
+    images: bool = False
     appends: bool = False
 
 
@@ -105,7 +107,7 @@ _HDF5, _TORCH = (".hdf5", ".h5"), (".pt", ".pth")
 FOREIGN = (
     Format("d4rl", "mmreplay.datasets.d4rl", "D4RL's HDF5", _HDF5, asks=True),
     Format(
-        "minari", "mmreplay.datasets.minari", "a Minari dataset's folder", asks=True, varies=True
+        "minari", "mmreplay.datasets.minari", "a Minari dataset's folder", asks=True, images=True
     ),
     Format(
         "robomimic",
@@ -567,7 +569,9 @@ def _refuse_rows(file_format: Format, description: Description, layout: object) 
     size.
     """
     if not file_format.varies:
-        refuse_varying(description.schema, f"format {file_format.name!r}")
+        fields = description.schema.fields if file_format.images else {}
+        images = [path for path, each in fields.items() if each.encoding is not None]
+        refuse_varying(description.schema, f"format {file_format.name!r}", but=images)
     if layout is not None:
         refuse_varying(description.schema, f"layout {layout!r}")
     if file_format.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:

@@ -39,7 +39,6 @@ from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import SchemaError, SourceError, undone_by
 from mmreplay.ragged import Ragged
-from mmreplay.schema.schema import refuse_varying
 from mmreplay.strict_json import Json
 
 WHAT = "Minari"
@@ -322,7 +321,7 @@ def _laid_out(
     refuse_unfit(description.schema, WHAT)
     maker = TransitionMaker(description, WHAT)
     sections = _sections(description, maker.paths)
-    _refuse_varying(description, sections, source_metadata)
+    _refuse_images(description, sections, source_metadata)
     names = {}
     for path, (section, below) in sections.items():
         found = names_of(source_metadata.get(SPACES.get(section, "")), below)
@@ -331,10 +330,10 @@ def _laid_out(
     return maker, sections, names
 
 
-def _refuse_varying(
+def _refuse_images(
     description: Description, sections: Mapping[str, tuple[str, str]], source_metadata: Json
 ) -> None:
-    """Refuse fields that vary but are no images that Minari has as files.
+    """Refuse images that Minari has not as files.
 
     Raises:
         SchemaError: There are some; or some images are files and others arrays; or next
@@ -342,7 +341,6 @@ def _refuse_varying(
     """
     schema = description.schema
     files = [path for path, field in schema.fields.items() if field.encoding is not None]
-    refuse_varying(schema, "format 'minari'", but=files)
     as_files = {}
     for path, (section, below) in sections.items():
         space = parse(source_metadata.get(SPACES.get(section, "")))
