@@ -33,6 +33,8 @@ for name, block in json.load(open(sys.argv[1])):
 """
 # A server, which ends by Ctrl-C, and what takes an hour or a clone of the project.
 NO_COMMANDS = {"view.md", "benchmarks.md", "install.md", "peers.md"}
+AGAIN = {"runs/robot"}
+"""Targets that are there already: their page opens them before it makes them."""
 EXTRAS = {"ALE/": "ale_py", "mmreplay plot": "matplotlib", "mmreplay view": "starlette"}
 
 
@@ -99,11 +101,8 @@ def run_command(line, refused, folder, environment):
     if words[0] == "mmreplay" and words[1] == "view":
         # Until Ctrl-C; tests/test_documents.py ends it so.
         return None
-    if words[:2] == ["mmreplay", "convert"] and not refused:
-        # What an example above made.
-        targets = [word for word in words[3:] if (folder / word).exists()]
-        if targets and "--overwrite" not in words and "-n" not in words:
-            typed = f"{typed.partition('#')[0]} --overwrite"
+    if words[:2] == ["mmreplay", "convert"] and AGAIN & {*words}:
+        typed += " --overwrite"
     if words[:2] in (["mmreplay", "resize"], ["mmreplay", "clear"]) and not refused:
         # Nobody is there to be asked.
         typed = typed.partition("#")[0] + (" --yes" if "--yes" not in words else "")

@@ -93,6 +93,8 @@ GROUPS = {
             "requests==2.34.2 psutil==7.2.2 pyserial==3.5",
             "--no-deps lerobot==0.4.4 torchvision==0.28.0 accelerate==1.15.0 "
             "diffusers==0.42.1 opencv-python-headless==5.0.0.93",
+            # For tools.bench.bench_images.
+            "--no-deps lmdb==3.0.0 pylance==14.0.2",
         ),
         (LEROBOT,),
     ),

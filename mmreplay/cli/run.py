@@ -119,8 +119,7 @@ def _warning_in_a_line() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
-            ours = category is UserWarning or category.__module__.startswith("mmreplay.")
-            if not ours:
+            if not category.__module__.startswith("mmreplay."):
                 others(message, category, *rest, **more)
             elif str(message) not in said:
                 said.add(str(message))

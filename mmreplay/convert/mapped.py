@@ -6,7 +6,7 @@ are cast, renamed and dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -98,7 +98,7 @@ class ChangedReader(ReaderOf):
         schema = description.schema
         dropped: set[str] = set()
         if changes.drop:
-            dropped.update(paths_of(schema.paths, _listed("drop", changes.drop), own_names, "drop"))
+            dropped.update(paths_of(schema.paths, listed("drop", changes.drop), own_names, "drop"))
         self._paths = tuple(path for path in schema.paths if path not in dropped)
         if not self._paths:
             raise SchemaError(
@@ -173,17 +173,22 @@ class ChangedReader(ReaderOf):
     def _decoded(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The same blocks, in which the frames that are cast are read.
 
-        Threads decode the next block, one a camera, while one is encoded.
+        Threads decode the next block, one a camera, while one is encoded; not where
+        frames stay that whoever takes the block may read, as nobody reads beside him.
         """
-        paths = self._encoded
-        with thread_pool(len(paths), "mmreplay-decode") as pool:
+        with thread_pool(len(self._casts), "mmreplay-decode") as pool:
 
             def read(block: Block) -> Block:
-                columns = [block.columns[path] for path in paths]
-                arrays = zip(paths, pool.map(_as_array, columns), strict=True)
+                columns = {path: block.columns[path] for path in self._casts}
+                lazy = {path: each for path, each in columns.items() if _is_lazy(each)}
+                arrays = zip(lazy, pool.map(np.asarray, lazy.values()), strict=True)
                 return replace(block, columns={**block.columns, **dict(arrays)})
 
-            yield from read_ahead(map(read, blocks))
+            made = map(read, blocks)
+            for first in made:
+                yield first
+                stays = any(map(_is_lazy, first.columns.values()))
+                yield from made if stays else read_ahead(made)
 
     def measures(self) -> Iterator[Block]:
         """See `Reader.measures`."""
@@ -219,9 +224,9 @@ class ChangedReader(ReaderOf):
             yield replace(block, columns=columns)
 
 
-def _as_array(column: Any) -> Any:
-    """A column of images, decoded where it is still video."""
-    return column if isinstance(column, Ragged) else np.asarray(column)
+def _is_lazy(column: Any) -> bool:
+    """Whether a column is still to be read, such as frames of a video."""
+    return not isinstance(column, np.ndarray | Ragged)
 
 
 def check_form(form: object) -> None:
@@ -234,7 +239,7 @@ def check_form(form: object) -> None:
     if head in CODECS:
         return
     if head.lower() in ("jpg", *CODECS):
-        meant = f"{'png' if head.lower() == 'png' else 'jpeg'}{colon}{rest}"
+        meant = "png" if head.lower() == "png" else f"jpeg{colon}{rest}"
         raise SchemaError(
             f"cast: images become jpeg, jpeg:90:420, png or uint8, got {shown(form)}. Did you "
             f"mean {meant!r}?"
@@ -424,9 +429,16 @@ def _items(paths: Mapping[str, str] | Sequence[str]) -> list[str]:
     return [f"{path} to {value}" if value else path for path, value in pairs]
 
 
-def _listed(name: str, value: Sequence[str]) -> Sequence[str]:
+def listed(name: str, value: Sequence[str]) -> Sequence[str]:
+    """What a user names, which must be several paths.
+
+    Raises:
+        SchemaError: It is no list.
+    """
     if isinstance(value, str):
         raise SchemaError(f"{name} must be a list of paths, got {value!r}. Pass [{value!r}].")
+    if not isinstance(value, Collection):
+        raise SchemaError(f"{name} must be a list of paths, got {shown(value)}. Pass such.")
     return value
 
 

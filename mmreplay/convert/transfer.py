@@ -25,7 +25,7 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import EpisodeStarts
 from mmreplay.convert.joined import Envs, join
-from mmreplay.convert.mapped import Changes, change, check_form
+from mmreplay.convert.mapped import Changes, change, check_form, listed
 from mmreplay.convert.provenance import PROVENANCE, provenance_of
 from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Origin, Selected, Selection, select
@@ -269,6 +269,7 @@ class Source:
         files: Codecs of images that stay files, by the name of their field.
         said: Names of which the user says what becomes of them, where only such videos
             are decoded; None where all are.
+        fields: Names of those that are selected then; None for all.
     """
 
     path: Path | None
@@ -278,6 +279,7 @@ class Source:
     stored: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
     said: Collection[str] | None = None
+    fields: Collection[str] | None = None
 
     @property
     def name(self) -> Path:
@@ -292,7 +294,7 @@ class Source:
         assert self.path is not None
         reader = open_source(self.path, self.format, options, stored=self.stored)
         with undone_by(reader.close):
-            self._refuse_unsaid(reader, options.get("fields"))
+            self._refuse_unsaid(reader)
             for name, codec in self.files.items():
                 # A name that is none is refused where fields are cast.
                 paths = reader.describe().schema.paths
@@ -300,12 +302,8 @@ class Source:
                     reader.as_files(path, codec)
         return reader
 
-    def _refuse_unsaid(self, reader: Reader, fields: object) -> None:
+    def _refuse_unsaid(self, reader: Reader) -> None:
         """Refuse videos of which the user does not say what becomes of them.
-
-        Args:
-            reader: Of the source.
-            fields: The names of those that are selected; None for all.
 
         Raises:
             FormatError: There are some: their arrays may take a thousand times as much.
@@ -315,37 +313,44 @@ class Source:
         own_names = reader.own_names()
 
         def is_named(video: str, names: Collection[str]) -> bool:
-            paths = own_names.get(video, ())
-            return any(name == video or under(paths, name) for name in names)
+            paths = own_names.get(video, (video,))
+            # What is no text is refused where fields are cast, dropped and selected.
+            texts = [name for name in names if isinstance(name, str)]
+            return any(name == video or under(paths, name) for name in texts)
 
-        selected = fields if isinstance(fields, Sequence) else None
         left = [
             video
             for video in reader.videos
-            if not is_named(video, self.said) and (selected is None or is_named(video, selected))
+            if not is_named(video, self.said)
+            and (self.fields is None or is_named(video, self.fields))
         ]
         if left:
-            casts = " ".join(f"--cast {video}=jpeg:90:420" for video in left)
+            paths = [own_names.get(video, (video,))[0] for video in left]
+            casts = " ".join(f"--cast {path}=jpeg:90:420" for path in paths)
             raise FormatError(
                 f"{self.name}: {', '.join(map(repr, left))} is stored as video, and nothing says "
                 f"what becomes of it. Cast it ({casts}, or =uint8 for arrays), or leave it out "
                 "with drop= (--drop)."
             )
 
-    def decoding(self, lazily: bool, said: Collection[str]) -> Source:
+    def decoding(
+        self, lazily: bool, said: Collection[str], fields: Collection[str] | None
+    ) -> Source:
         """The same, whose videos are decoded where nothing else is said of them.
 
         Args:
             lazily: By who needs their frames.
             said: See the class.
+            fields: See there.
         """
         if self.stored or "video" in self.options or self.format.name == BUFFER:
             return self
         if "video" not in registry.options_of(self.format, "open_reader"):
             return self
         if lazily:
-            return replace(self, stored=True, said=said)
-        return replace(self, options={**self.options, "video": "decode"}, said=said)
+            return replace(self, stored=True, said=said, fields=fields)
+        options = {**self.options, "video": "decode"}
+        return replace(self, options=options, said=said, fields=fields)
 
     def selected(
         self, selection: Selection, progress: Progress | None = None
@@ -438,16 +443,16 @@ class Conversion:
         cast, fields = changes.cast, None if self.selection is None else self.selection.fields
         for form in cast.values():
             check_form(form)
-        is_coded = any(str(form).partition(":")[0] in CODECS for form in cast.values())
-        if not is_coded and not changes.drop and fields is None:
+        if not cast and not changes.drop and fields is None:
             return self.sources
         files = {name: form for name, form in cast.items() if form in CODECS}
         if changes.map is not None:
             # A function that changes episodes gets arrays.
             files = {}
-        said = {*cast, *changes.drop}
+        said = [*cast, *listed("drop", changes.drop)]
         return [
-            replace(each.decoding(changes.keeps_steps, said), files=files) for each in self.sources
+            replace(each.decoding(changes.keeps_steps, said, fields), files=files)
+            for each in self.sources
         ]
 
     def provenance(self, selected: Selected, target: Path) -> Json | None:
@@ -537,7 +542,7 @@ class Conversion:
         """Say that images are unpacked to many times the size of their source.
 
         Warns:
-            UserWarning: To more than ten times.
+            SizeWarning: To more than ten times.
         """
         fields = descriptions[0].schema.fields
         images = {path: field.nbytes for path, field in fields.items() if _is_image(field)}
@@ -553,9 +558,13 @@ class Conversion:
                 f"images become about {format_size(nbytes)} of arrays, {nbytes // max(1, there)} "
                 f"times the {format_size(there)} of {folders[0]}. cast={{{cast}}} "
                 f"({words}) stores them in about a twelfth of that.",
-                UserWarning,
+                SizeWarning,
                 stacklevel=frames_to_caller(),
             )
+
+
+class SizeWarning(UserWarning):
+    """A target takes many times the bytes of its source."""
 
 
 def _is_image(field: Field) -> bool:

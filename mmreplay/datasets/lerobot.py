@@ -802,5 +802,7 @@ def _open(
             if record is None:
                 return reader
             found = restored(reader, record, reader.skipped, texts=reader.texts)
-            found.videos = reader.videos
+            # Others of the dataset are no fields of the record, and are not read.
+            named = {*found.own_names(), *found.describe().schema.paths}
+            found.videos = [name for name in reader.videos if name in named]
             return found

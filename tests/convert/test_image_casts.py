@@ -514,22 +514,38 @@ def test_a_video_of_which_nothing_is_said_is_refused(tmp_path):
     assert f"--cast {OURS}=jpeg:90:420 --cast {other}=jpeg:90:420; or pass" in str(refused.value)
     message = (
         rf"{wrist!r} is stored as video, and nothing says what becomes of it\. Cast it \(--cast "
-        rf"{wrist}=jpeg:90:420, or =uint8 for arrays\), or leave it out with drop= \(--drop\)\."
+        rf"{other}=jpeg:90:420, or =uint8 for arrays\), or leave it out with drop= \(--drop\)\."
     )
-    for options in ({"cast": {OURS: "png"}}, {"drop": [OURS]}, {"drop": [NAME]}):
+    for options in (
+        {"cast": {OURS: "png"}},
+        {"drop": [OURS]},
+        {"drop": [NAME]},
+        {"cast": {OURS: "png"}, "where": "length > 3"},
+        {"cast": {OURS: "png"}, "fields": ["observation"]},
+    ):
         with pytest.raises(FormatError, match=message):
             mr.load(source, tmp_path / "ring", done="terminated", **options)
+        if options != {"drop": [NAME]}:
+            with pytest.raises(FormatError, match=message):
+                mr.load([source, source], tmp_path / "ring", done="terminated", **options)
+    for drop in (5, OURS):
+        with pytest.raises(SchemaError, match="drop must be a list of paths, got"):
+            mr.load(source, tmp_path / "ring", done="terminated", drop=drop)
     assert not (tmp_path / "ring").exists()
     several = {
         "arrays": {"cast": {OURS: "png", other: "uint8"}},
         "all": {"cast": {OURS: "png"}, "video": "decode"},
-        "dropped": {"cast": {OURS: "png"}, "drop": [wrist]},
+        "dropped": {"cast": {OURS: "png"}, "drop": [other]},
         "below": {"drop": ["observation/images"]},
         "fields": {"fields": ["observation/state", "action"]},
         "one": {"fields": [OURS, "action"], "cast": {OURS: "png"}},
+        "both": {"cast": {OURS: "uint8", other: "uint8"}},
+        "some": {"fields": ["observation/state", "action"], "where": "length > 3", "unique": True},
+        "long": {"cast": {"observation/images/top": "png", other: "png"}, "where": "length > 3"},
     }
     for name, options in several.items():
         mr.load(source, tmp_path / name, done="terminated", **options)
+        mr.load([source, source], tmp_path / f"{name}-twice", done="terminated", **options)
     with mr.ReplayBuffer.open(tmp_path / "arrays") as buffer:
         assert buffer.schema[OURS].encoding is not None
         assert buffer.schema[other] == mr.Field((64, 64, 3), "uint8")
@@ -548,7 +564,8 @@ def test_cameras_are_decoded_side_by_side_and_each_in_order(tmp_path, monkeypatc
     source = make(tmp_path / "set", lengths, {name: {(0, 0): [0, 1, 2]} for name in names})
     mr.load(source, tmp_path / "arrays", video="decode", done="terminated")
     _, arrays = rows_of(tmp_path / "arrays")
-    monkeypatch.setattr(mapped, "ENCODED_NBYTES", 5 * 64 * 64 * 3)
+    monkeypatch.setattr(mapped, "ENCODED_NBYTES", 0)
+    monkeypatch.setattr(mapped, "default_rows", lambda _: 5)
     read, both = images.VideoRows.read, threading.Barrier(2, timeout=30)
     met = []
 
@@ -560,11 +577,51 @@ def test_cameras_are_decoded_side_by_side_and_each_in_order(tmp_path, monkeypatc
 
     monkeypatch.setattr(images.VideoRows, "read", reads)
     mr.load(source, tmp_path / "ring", cast=dict.fromkeys(names, "png"), done="terminated")
-    assert sorted(met)[:: len(met) - 1] == [0, 1]
+    assert sorted(met) == [0] * 5 + [1] * 5
     assert not [t for t in threading.enumerate() if t.name.startswith("mmreplay-decode")]
     _, rows = rows_of(tmp_path / "ring")
     for path in (OURS, OURS.replace("top", "wrist")):
         assert rows[path].tolist() == arrays[path].tolist()
+
+
+def test_files_of_one_camera_and_arrays_of_another_are_read_by_no_two_threads(
+    tmp_path, monkeypatch, cli
+):
+    pytest.importorskip("av")
+    names, wrist = [NAME, "observation.images.wrist"], "observation/images/wrist"
+    lengths = {"a": (9, 6, 7), "b": (8, 5)}
+    sources = [
+        make(tmp_path / name, each, {camera: {(0, 0): [*range(len(each))]} for camera in names})
+        for name, each in lengths.items()
+    ]
+    mr.load(sources, tmp_path / "arrays", video="decode", done="terminated")
+    _, arrays = rows_of(tmp_path / "arrays")
+    monkeypatch.setattr(mapped, "ENCODED_NBYTES", 0)
+    monkeypatch.setattr(mapped, "default_rows", lambda _: 3)
+    # Who takes a block reads no frames beside the threads that decode the next one.
+    read, threads = images.VideoRows.read, set()
+
+    def reads(self, first, stop):
+        if (first, stop) != (0, 1):
+            threads.add(threading.current_thread().name[:15])
+        return read(self, first, stop)
+
+    monkeypatch.setattr(images.VideoRows, "read", reads)
+    for number, casts in enumerate(({OURS: "uint8", wrist: "png"}, {OURS: "png", wrist: "uint8"})):
+        ring = tmp_path / f"ring{number}"
+        mr.load(sources, ring, cast=casts, done="terminated")
+        _, rows = rows_of(ring)
+        for path in (OURS, wrist):
+            assert np.array_equal(rows[path], arrays[path])
+    assert threads == {"mmreplay-decode"}
+    # From set to set the frames of the other camera stay video, which the writer reads.
+    code, _, err = cli(sources[0], tmp_path / "out", "--to", "lerobot", "--cast", f"{OURS}=png")
+    assert code == 0, err
+    mr.load(tmp_path / "out", tmp_path / "again", video="decode", cast={OURS: "uint8"})
+    _, rows = rows_of(tmp_path / "again")
+    assert np.array_equal(rows[OURS], arrays[OURS][:22])
+    # Its packets depend on others, so that it was encoded again.
+    assert np.abs(rows[wrist].astype(int) - arrays[wrist][:22]).mean() < 8
 
 
 def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_path):
@@ -747,7 +804,7 @@ def flat_set(tmp_path):
 def test_what_becomes_many_times_larger_is_said_with_the_way_out(tmp_path):
     source = flat_set(tmp_path)
     (said,) = warnings_of(lambda: mr.load(source, tmp_path / "a", done="terminated"))
-    assert said.category is UserWarning
+    assert said.category is transfer.SizeWarning
     assert said.filename == __file__
     text = str(said.message)
     assert text.startswith("images become about 1.0 MiB of arrays, ") or "MiB" in text

@@ -69,9 +69,10 @@ def frame(number: int, shape: tuple[int, int, int], kind: str) -> np.ndarray[Any
     return (128 + 50 * colors + noise).clip(0, 255).astype(np.uint8)
 
 
-def ring(path: Path, field: mr.Field, rows: int, values: Sequence[Any], engine: Any) -> Any:
-    """A ring that is full of these values, over and over."""
-    heap = sum(len(value) + 8 for value in values) * rows // len(values)
+def ring(
+    path: Path, field: mr.Field, rows: int, value: Callable[[int], Any], heap: int, engine: Any
+) -> Any:
+    """A full ring of the values of each row; `heap` is their bytes where they vary."""
     options: dict[str, Any] = {"heap_bytes": 2 * heap + (8 << 20)} if field.varies else {}
     buffer = mr.ReplayBuffer.create(
         path,
@@ -83,7 +84,7 @@ def ring(path: Path, field: mr.Field, rows: int, values: Sequence[Any], engine: 
         **options,
     )
     for first in range(0, rows, 64):
-        some = [values[n % len(values)] for n in range(first, min(first + 64, rows))]
+        some = [value(n) for n in range(first, min(first + 64, rows))]
         buffer.extend(image=some if field.varies else np.stack(some))
     buffer.commit()
     return buffer
@@ -92,13 +93,13 @@ def ring(path: Path, field: mr.Field, rows: int, values: Sequence[Any], engine: 
 class Lmdb:
     """LMDB: a file a value."""
 
-    def __init__(self, folder: Path, files: Sequence[bytes], rows: int) -> None:
+    def __init__(self, folder: Path, files: Sequence[bytes]) -> None:
         folder.mkdir()
-        size = 2 * rows * (max(map(len, files)) + 8192)
+        size = 2 * len(files) * (max(map(len, files)) + 8192)
         self._env = import_module("lmdb").open(str(folder), map_size=size, readahead=False)
         with self._env.begin(write=True) as transaction:
-            for number in range(rows):
-                transaction.put(number.to_bytes(4, "big"), files[number % len(files)])
+            for number, file in enumerate(files):
+                transaction.put(number.to_bytes(4, "big"), file)
 
     def take(self, numbers: Sequence[int]) -> list[bytes]:
         """Files by their numbers."""
@@ -109,9 +110,9 @@ class Lmdb:
 class Lance:
     """Lance: a column of binary."""
 
-    def __init__(self, folder: Path, files: Sequence[bytes], rows: int) -> None:
+    def __init__(self, folder: Path, files: Sequence[bytes]) -> None:
         pa, lance = import_module("pyarrow"), import_module("lance")
-        column = pa.array([files[number % len(files)] for number in range(rows)], pa.binary())
+        column = pa.array(files, pa.binary())
         self._set = lance.write_dataset(pa.table({"image": column}), str(folder))
 
     def take(self, numbers: Sequence[int]) -> list[bytes]:
@@ -152,12 +153,19 @@ def draws(folder: Path, sizes: Sizes, peers: Sequence[str]) -> dict[str, dict[st
             encoding = field.encoding
             assert encoding is not None
             frames = [frame(number, shape, kind) for number in range(64)]
-            files = [encoding.encode(each_frame) for each_frame in frames]
+
+            def moved(number: int, frames: Sequence[Any] = frames) -> Any:
+                # No two rows are equal, which a store may keep once.
+                return np.roll(frames[number % 64], number // 64, axis=1)
+
+            files = [encoding.encode(moved(number)) for number in range(rows)]
+            heap = sum(len(file) + 8 for file in files)
+            arrays = mr.Field(shape, "uint8")
             with ExitStack() as stack:
                 rings = {
-                    OURS: ring(place / OURS, field, rows, files, "memmap"),
-                    "raw": ring(place / "raw", mr.Field(shape, "uint8"), rows, frames, "memmap"),
-                    "zarr": ring(place / "zarr", mr.Field(shape, "uint8"), rows, frames, "zarr"),
+                    OURS: ring(place / OURS, field, rows, files.__getitem__, heap, "memmap"),
+                    "raw": ring(place / "raw", arrays, rows, moved, 0, "memmap"),
+                    "zarr": ring(place / "zarr", arrays, rows, moved, 0, "zarr"),
                 }
                 for buffer in rings.values():
                     stack.callback(buffer.close)
@@ -165,7 +173,7 @@ def draws(folder: Path, sizes: Sizes, peers: Sequence[str]) -> dict[str, dict[st
                     side: partial(buffer.sample, BATCH) for side, buffer in rings.items()
                 }
                 for peer in peers:
-                    sides[peer] = taker(STORES[peer](place / peer, files, rows), encoding, rows)
+                    sides[peer] = taker(STORES[peer](place / peer, files), encoding, rows)
                 calls = sizes.calls if name == "96x96" else max(1, sizes.calls // 16)
                 times = race(sides, sizes.turns, calls)
                 del sides

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -667,6 +668,31 @@ def test_a_recorded_set_is_read_without_its_videos(tmp_path):
     mr.load(tmp_path / "set", tmp_path / "few", video="skip", fields=["action", "task"])
     assert rows_of(tmp_path / "few")[1].paths == ("action", "task")
     assert rows_of(tmp_path / "few")[0]["task"] == [step["task"] for step in steps]
+
+
+def test_a_camera_that_a_record_does_not_name_is_no_reason_to_refuse_a_cast(tmp_path):
+    pytest.importorskip("av")
+    ring(tmp_path / "ring", LENGTHS)
+    wrist = "observation/images/wrist"
+    export(tmp_path / "ring", tmp_path / "both", video="observation/images")
+    mr.load(tmp_path / "ring", tmp_path / "one", drop=[wrist])
+    export(tmp_path / "one", tmp_path / "set", video="observation/images/top")
+    # Another tool adds the camera to the set.
+    shutil.copytree(tmp_path / "both" / "videos" / WRIST, tmp_path / "set" / "videos" / WRIST)
+    info = info_of(tmp_path / "set")
+    info["features"][WRIST] = info_of(tmp_path / "both")["features"][WRIST]
+    (tmp_path / "set" / "meta" / "info.json").write_text(json.dumps(info))
+    (mine, other) = (
+        next((tmp_path / name / "meta" / "episodes").rglob("*.parquet")) for name in ("set", "both")
+    )
+    table, more = pq.read_table(mine), pq.read_table(other)
+    for name in more.column_names:
+        if WRIST in name:
+            table = table.append_column(name, more[name])
+    pq.write_table(table, mine)
+    casts = {"observation/images/top": "png"}
+    mr.load(tmp_path / "set", tmp_path / "back", cast=casts)
+    assert wrist not in rows_of(tmp_path / "back")[1]
 
 
 @pytest.mark.parametrize("codec", ["h264", "av1"])
