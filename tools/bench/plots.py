@@ -49,7 +49,8 @@ def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) ->
                 for name, figure in figures.items()
                 if _drawn(figure) and not name.isdigit()
             }
-            if sides:
+            # Ours beside each other are compared in the tables.
+            if any(name.startswith(OURS) for name in sides):
                 title = _title(script[6:], [part.replace(kind, "") for part in path])
                 lines.append((title, sides, _least_us(script, path, limits)))
     return lines
