@@ -173,8 +173,9 @@ class ChangedReader(ReaderOf):
     def _decoded(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The same blocks, in which the frames that are cast are read.
 
-        Threads decode the next block, one a camera, while one is encoded; not where
-        frames stay that whoever takes the block may read, as nobody reads beside him.
+        Threads decode the next block, one a camera, while one is encoded. Where a block
+        still has frames to decode, none is read ahead: its taker may decode them, and a
+        source is read by one thread at a time.
         """
         with thread_pool(len(self._casts), "mmreplay-decode") as pool:
 
@@ -438,7 +439,7 @@ def listed(name: str, value: Sequence[str]) -> Sequence[str]:
     if isinstance(value, str):
         raise SchemaError(f"{name} must be a list of paths, got {value!r}. Pass [{value!r}].")
     if not isinstance(value, Collection):
-        raise SchemaError(f"{name} must be a list of paths, got {shown(value)}. Pass such.")
+        raise SchemaError(f"{name} must be a list of paths, got {shown(value)}. Pass a list.")
     return value
 
 

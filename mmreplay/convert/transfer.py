@@ -267,9 +267,9 @@ class Source:
         buffer: The source itself where it is open.
         stored: The target is of this format as well; see `registry.open_stored`.
         files: Codecs of images that stay files, by the name of their field.
-        said: Names of which the user says what becomes of them, where only such videos
-            are decoded; None where all are.
-        fields: Names of those that are selected then; None for all.
+        said: Names of the fields that are cast or dropped. A video that is selected and
+            not among them is refused. None: no video is refused for that.
+        fields: Names of the fields that are selected; None for all.
     """
 
     path: Path | None

@@ -1,6 +1,7 @@
 """Images that become files, arrays, or stay what they are, on the way."""
 
 import json
+import re
 import threading
 import warnings
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mmreplay as mr
+from mmreplay.cli.run import run
 from mmreplay.convert import mapped, transfer
 from mmreplay.datasets import images
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
@@ -529,7 +531,7 @@ def test_a_video_of_which_nothing_is_said_is_refused(tmp_path):
             with pytest.raises(FormatError, match=message):
                 mr.load([source, source], tmp_path / "ring", done="terminated", **options)
     for drop in (5, OURS):
-        with pytest.raises(SchemaError, match="drop must be a list of paths, got"):
+        with pytest.raises(SchemaError, match=r"drop must be a list of paths, got .* Pass "):
             mr.load(source, tmp_path / "ring", done="terminated", drop=drop)
     assert not (tmp_path / "ring").exists()
     several = {
@@ -723,6 +725,16 @@ def test_only_images_become_files(tmp_path, field, message):
     assert not (tmp_path / "target").exists()
 
 
+def test_info_shows_how_images_are_encoded(rings, capsys):
+    assert run(["info", str(rings("jpeg", 2))]) == 0
+    assert re.search(rf"{TOP} +jpeg .* jpeg:90:420$", capsys.readouterr().out, re.M)
+
+
+def test_a_codec_is_no_dtype():
+    with pytest.raises(SchemaError, match=r"got 'jpg'\. Declare images by Field\.image"):
+        mr.Field((8, 8, 3), "jpg")
+
+
 def test_a_format_without_files_says_how_arrays_are_made(rings, tmp_path):
     message = (
         r"field 'observation/depth' varies from step to step, which format 'd4rl' cannot store\. "
@@ -801,7 +813,7 @@ def flat_set(tmp_path):
 
 
 @pytest.mark.usefixtures("low_limits")
-def test_what_becomes_many_times_larger_is_said_with_the_way_out(tmp_path):
+def test_what_becomes_many_times_larger_is_said_with_the_way_out(tmp_path, cli):
     source = flat_set(tmp_path)
     (said,) = warnings_of(lambda: mr.load(source, tmp_path / "a", done="terminated"))
     assert said.category is transfer.SizeWarning
@@ -809,6 +821,12 @@ def test_what_becomes_many_times_larger_is_said_with_the_way_out(tmp_path):
     text = str(said.message)
     assert text.startswith("images become about 1.0 MiB of arrays, ") or "MiB" in text
     assert f" of {source}. cast={{'{OURS}': 'jpeg:90:420'}} (--cast {OURS}=jpeg:90:420)" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = cli(source, tmp_path / "c", "-o", "done=terminated")
+    assert code == 0
+    assert f"(--cast {OURS}=jpeg:90:420) stores them" in err
+    assert "Warning" not in err
     # Shards are compressed, and so are files of images.
     for options in ({"engine": "zarr"}, {"cast": {OURS: "png"}}, {"cast": {OURS: "jpeg:90:420"}}):
         target = tmp_path / "b"

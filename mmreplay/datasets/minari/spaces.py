@@ -120,7 +120,7 @@ def names_of(text: object, path: str) -> list[str]:
 def fits(text: object, fields: Mapping[str, Field]) -> bool:
     """Return whether the leaves of a space's JSON have the shapes of the fields.
 
-    Those that Minari stores as files are of images, and those of image fields such.
+    A leaf that Minari stores as files fits uint8 alone, and image fields fit no other.
 
     Args:
         text: The JSON.
@@ -135,9 +135,8 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
         shape = list(drawn_field(field).shape)
         if kind not in ("Box", "Discrete") or list(leaf.get("shape", [])) != shape:
             return False
-        if (field.varies or stores_files(leaf)) and not (
-            stores_files(leaf) and drawn_field(field).dtype == "uint8"
-        ):
+        as_files = stores_files(leaf)
+        if (field.varies and not as_files) or (as_files and drawn_field(field).dtype != "uint8"):
             return False
     return True
 

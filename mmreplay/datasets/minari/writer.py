@@ -333,7 +333,7 @@ def _laid_out(
 def _refuse_images(
     description: Description, sections: Mapping[str, tuple[str, str]], source_metadata: Json
 ) -> None:
-    """Refuse images that Minari has not as files.
+    """Refuse image fields whose files Minari cannot store.
 
     Raises:
         SchemaError: There are some; or some images are files and others arrays; or next
