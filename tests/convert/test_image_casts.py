@@ -730,6 +730,18 @@ def test_info_shows_how_images_are_encoded(rings, capsys):
     assert re.search(rf"{TOP} +jpeg .* jpeg:90:420$", capsys.readouterr().out, re.M)
 
 
+def test_plan_names_a_conversion_that_runs(rings, tmp_path, capsys):
+    flat = {path: np.zeros(SHAPE if path == TOP else GRAY, np.uint8) for path in RAW}
+    ring = rings("png", value=lambda path, _: flat[path])
+    assert run(["plan", str(ring)]) == 0
+    # A long line is broken at a space.
+    words = capsys.readouterr().out.partition(f"convert with --cast {TOP}=uint8 ")[2].split()[:4]
+    command = ["convert", str(ring), str(tmp_path / "packed"), "--cast", f"{TOP}=uint8", *words]
+    assert run(command) == 0
+    with mr.ReplayBuffer.open(tmp_path / "packed") as buffer:
+        assert words == ["--engine", "zarr", "--codec", buffer.metadata.sharding.codec]
+
+
 def test_a_codec_is_no_dtype():
     with pytest.raises(SchemaError, match=r"got 'jpg'\. Declare images by Field\.image"):
         mr.Field((8, 8, 3), "jpg")
