@@ -60,6 +60,7 @@ class BufferWriter(Writer):
         overwrite: bool,
         *,
         bounded: bool = False,
+        heap_passed: bool = False,
     ) -> None:
         """Make the staged folder.
 
@@ -69,6 +70,7 @@ class BufferWriter(Writer):
             metadata: Of the buffer.
             overwrite: Replace a buffer that exists.
             bounded: The heap is as large as values may be: it is cut to what they are.
+            heap_passed: The user said how large the heap is.
         """
         self._bounded = bounded
         self.nbytes = 0
@@ -88,7 +90,9 @@ class BufferWriter(Writer):
                 f"{metadata.ring.capacity:,} rows per environment"
             )
         if metadata.heap_nbytes and not bounded:
-            self._fit_values(metadata.heap_nbytes)
+            source = description.heap_nbytes
+            how = "as in the source" if metadata.heap_nbytes == source else "planned by the values"
+            self._fit_values(metadata.heap_nbytes, "as passed" if heap_passed else how)
         self._drops = bool((self._oldest > description.first).any())
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._bulk: BulkWriter | None = None
@@ -101,10 +105,9 @@ class BufferWriter(Writer):
                 )
             self._bulk = BulkWriter(self._staging.path, metadata, self._oldest, description.stop)
 
-    def _fit_values(self, heap_nbytes: int) -> None:
+    def _fit_values(self, heap_nbytes: int, how: str) -> None:
         """Leave out the oldest rows whose values the heap does not hold."""
         source, values = self._description.heap_nbytes, self._description.values
-        how = "as in the source" if heap_nbytes == source else "as passed or planned"
         self.notes.note(
             f"heap_bytes is {format_size(heap_nbytes)} per environment, {how}: pass "
             "heap_bytes= (--heap-bytes) for another size"
@@ -403,7 +406,14 @@ def open_writer(
     bounded = heap_bytes is None and bounds_of(description) is not None
     if metadata.heap_nbytes and not bounded:
         disk_space.refuse_larger_heap(absolute(target), metadata)
-    return BufferWriter(absolute(target), description, metadata, overwrite, bounded=bounded)
+    return BufferWriter(
+        absolute(target),
+        description,
+        metadata,
+        overwrite,
+        bounded=bounded,
+        heap_passed=heap_bytes is not None,
+    )
 
 
 def bounds_of(description: Description) -> ValueSizes | None:

@@ -326,9 +326,10 @@ class RangesReader(Reader):
         ranges = self.ranges
         for block in blocks:
             which = _range_of(ranges, block.env_ids, block.positions)
-            if (which < 0).all():
+            inside = which >= 0
+            if not inside.any():
                 continue
-            rows, which = block.select(which >= 0), which[which >= 0]
+            rows, which = block.select(inside), which[inside]
             positions = self._base[which] + rows.positions - ranges.first[which]
             flags = self._flags(rows, which, last)
             columns = {p: rows.columns[p] for p in paths if p in rows.columns}
@@ -395,12 +396,13 @@ def _way_out(ranges: RowRanges, heads: Ids) -> str:
 def _range_of(ranges: RowRanges, env_ids: Ids, positions: Ids) -> Ids:
     """Number of the range that holds each row, int64 ``[N]``; -1 for none."""
     which = np.full(len(positions), -1)
-    edges = np.unique(env_ids)
-    for env_id in edges.tolist():
+    # Most blocks are of one environment: those are not sorted.
+    single = len(env_ids) > 0 and bool((env_ids == env_ids[0]).all())
+    for env_id in env_ids[:1].tolist() if single else np.unique(env_ids).tolist():
         low, high = np.searchsorted(ranges.env_ids, [env_id, env_id + 1])
         if low == high:
             continue
-        mine = np.flatnonzero(env_ids == env_id)
+        mine = np.arange(len(env_ids)) if single else np.flatnonzero(env_ids == env_id)
         at = positions[mine]
         number = np.searchsorted(ranges.first[low:high], at, "right") - 1 + low
         inside = (number >= low) & (at < ranges.stop[np.maximum(number, low)])

@@ -328,9 +328,9 @@ class Source:
             paths = [own_names.get(video, (video,))[0] for video in left]
             casts = " ".join(f"--cast {path}=jpeg:90:420" for path in paths)
             raise FormatError(
-                f"{self.name}: {', '.join(map(repr, left))} is stored as video, and nothing says "
-                f"what becomes of it. Cast it ({casts}, or =uint8 for arrays), or leave it out "
-                "with drop= (--drop)."
+                f"{self.name}: nothing says what becomes of the video of "
+                f"{', '.join(map(repr, left))}. Cast it ({casts}, or =uint8 for arrays), or leave "
+                "it out with drop= (--drop)."
             )
 
     def decoding(

@@ -7,9 +7,10 @@ becomes a field of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,17 @@ from mmreplay.datasets.images import LOSSY, VideoRows
 from mmreplay.datasets.lerobot_append import open_appender as open_appender
 from mmreplay.datasets.lerobot_episodes import (
     EPISODES,
+    Columns,
     Episodes,
     check_rows,
     check_times,
     find_videos,
+    read_columns,
     read_statistics,
 )
 from mmreplay.datasets.lerobot_frames import Camera
 from mmreplay.datasets.lerobot_layout import MAX_FPS, MIN_FPS, is_rate
 from mmreplay.datasets.lerobot_record import Appends, read_record, restored
-from mmreplay.datasets.lerobot_stats import Statistics
 from mmreplay.datasets.lerobot_writer import open_writer as open_writer
 from mmreplay.datasets.lerobot_writer import planned as planned
 from mmreplay.disk import files
@@ -243,9 +245,10 @@ class LerobotReader(FragmentReader):
         names = name_fields(paths, frames.folder, notes, fields, ends)
         tables = self._episode_tables()
         self._cameras: dict[str, VideoRows] = {}
-        self._named = self._rows_of(names, cameras, tables, tasks, window)
+        listed = read_columns(frames.folder, tables, [*cameras.values()])
+        self._named = self._rows_of(names, cameras, tables, listed, tasks, window)
         if tables:
-            check_rows(frames.folder, tables, self._episodes, notes)
+            check_rows(frames.folder, listed, self._episodes, notes)
         schema = make_schema(self._named, notes, frames.folder, observed=not recorded)
         self._add_notes(info)
         about = {"features": self._feature_names(names, cameras)}
@@ -275,6 +278,7 @@ class LerobotReader(FragmentReader):
         names: Mapping[str, str],
         cameras: Mapping[str, str],
         tables: Sequence[Path],
+        listed: Columns,
         tasks: Tasks | None,
         window: Window,
     ) -> dict[str, ColumnRows]:
@@ -284,21 +288,24 @@ class LerobotReader(FragmentReader):
             names: Paths of fields by columns, and by what `cameras` and `TEXTS` call.
             cameras: Cameras by name.
             tables: Tables of episodes.
+            listed: Their columns.
             tasks: Texts of tasks.
             window: The columns.
         """
         folder, found, times = self._frames.folder, dict[str, ColumnRows](), None
+        statistics = cache(partial(read_statistics, tables, [*cameras.values()]))
         for own, path in names.items():
             if own in cameras:
                 camera = cameras[own]
                 if times is None:
                     times = check_times(folder, self._episodes, self._times())
-                where = find_videos(folder, self._info, tables, self._episodes, times, camera)
+                where = find_videos(folder, self._info, listed, self._episodes, times, camera)
                 self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
                 found[path] = self._cameras[camera]
                 if self._stays:
-                    known = self._episode_statistics(tables, camera)
-                    found[path] = Camera(self._cameras[camera], where, known, self._appends.named)
+                    found[path] = Camera(
+                        camera, self._cameras[camera], where, statistics, self._appends.named
+                    )
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:
@@ -394,20 +401,6 @@ class LerobotReader(FragmentReader):
         if str(self._info.get("codebase_version")).startswith("v2") or not folder.is_dir():
             return []
         return _data_files(folder)
-
-    def _episode_statistics(
-        self, tables: Sequence[Path], camera: str
-    ) -> Callable[[int], Statistics | None]:
-        """Return what looks up the statistics that the dataset has of a camera."""
-        known: dict[int, Statistics] = {}
-        numbers = self._episodes.numbers
-
-        def look_up(episode: int) -> Statistics | None:
-            if not known and tables:
-                known.update(read_statistics(tables, camera))
-            return known.get(int(numbers[episode]))
-
-        return look_up
 
     def _times(self) -> ColumnRows:
         """Return the seconds of each frame since its episode began."""

@@ -43,6 +43,8 @@ PATHS = {
 NAME = re.compile(r"\{(\w+)(?::0?(\d{1,2})d)?\}")
 BATCH_ROWS = 1024
 Numbers = NDArray[np.int64]
+Columns = Mapping[str, NDArray[np.float64]]
+"""Columns of ``meta/episodes`` by name, each float64 ``[episodes]``."""
 AGAIN = "Download the dataset again."
 WAY_OUT = "Download the dataset again, or pass video='skip'."
 """For what is read for videos only."""
@@ -64,16 +66,15 @@ class Episodes:
     indices: Numbers
 
 
-def check_rows(folder: Path, files: Sequence[Path], in_data: Episodes, notes: Notes) -> None:
+def check_rows(folder: Path, columns: Columns, in_data: Episodes, notes: Notes) -> None:
     """Doubt rows that are not where ``meta/episodes`` says.
 
     Args:
         folder: The dataset.
-        files: Tables of ``meta/episodes``.
+        columns: Of ``meta/episodes``; see `read_columns`.
         in_data: The episodes of the data.
         notes: Receives the doubts.
     """
-    columns = _read(folder, files, (), (LENGTH, FIRST))
     rows = _rows_of(columns[EPISODE], in_data.numbers)
     lacking = np.flatnonzero(rows < 0)
     if len(lacking):
@@ -139,14 +140,14 @@ def check_times(folder: Path, in_data: Episodes, rows: ColumnRows) -> Times:
 
 
 def find_videos(
-    folder: Path, info: Json, files: Sequence[Path], in_data: Episodes, times: Times, camera: str
+    folder: Path, info: Json, columns: Columns, in_data: Episodes, times: Times, camera: str
 ) -> VideoEpisodes:
     """Return where the frames of a camera are.
 
     Args:
         folder: The dataset.
         info: Its info.json.
-        files: Tables of ``meta/episodes``, of v3.
+        columns: Of ``meta/episodes``, of v3; see `read_columns`.
         in_data: The episodes of the data.
         times: Times of their rows.
         camera: Name of the feature.
@@ -164,7 +165,7 @@ def find_videos(
         places, starts = _numbered_files(folder, info, in_data)
     else:
         keys = ("chunk_index", "file_index")
-        places, starts = _listed_files(folder, info, files, in_data, times, camera)
+        places, starts = _listed_files(folder, info, columns, in_data, times, camera)
     distinct, files_of = np.unique(places, axis=0, return_inverse=True)
     paths = []
     for place in distinct.tolist():
@@ -201,19 +202,17 @@ def _numbered_files(
 
 
 def _listed_files(
-    folder: Path, info: Json, files: Sequence[Path], in_data: Episodes, times: Times, camera: str
+    folder: Path, info: Json, columns: Columns, in_data: Episodes, times: Times, camera: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Chunk and number of the file of each episode of v3, and where in it it begins."""
-    names = [f"videos/{camera}/{end}" for end in ADDRESS]
     to = f"videos/{camera}/{STOP}"
-    columns = _read(folder, files, names, (to,))
     rows = _rows_of(columns[EPISODE], in_data.numbers)
     if (rows < 0).any():
         raise FormatError(
             f"{folder / EPISODES} has no episode {in_data.numbers[rows < 0][0]}, "
             f"so that its frames of {camera!r} cannot be found. {WAY_OUT}"
         )
-    chunks, numbers, starts = (columns[name][rows] for name in names)
+    chunks, numbers, starts = (columns[name][rows] for name in _addresses(camera))
     good = (starts >= 0) & (starts < np.inf)
     for each in (chunks, numbers):
         good &= (each >= 0) & (each < MAX_CHUNK)
@@ -300,15 +299,31 @@ def _rows_of(numbers: NDArray[np.float64], wanted: Numbers) -> Numbers:
     return in_data
 
 
-def _read(
-    folder: Path, files: Sequence[Path], names: Sequence[str], optional: Sequence[str]
-) -> dict[str, NDArray[np.float64]]:
-    """Return columns of ``meta/episodes`` by name, each float64 ``[episodes]``.
+def _addresses(camera: str) -> list[str]:
+    """Columns that say where the frames of a camera are."""
+    return [f"videos/{camera}/{end}" for end in ADDRESS]
+
+
+def read_columns(folder: Path, files: Sequence[Path], cameras: Sequence[str]) -> Columns:
+    """Return columns of ``meta/episodes`` that say where rows and frames are.
+
+    Args:
+        folder: The dataset.
+        files: Its tables of episodes.
+        cameras: Names of the features whose frames are read.
 
     Raises:
         FormatError: A column is not there, or holds no numbers, or fractions where
             those count; or an episode is listed twice.
     """
+    names = [name for camera in cameras for name in _addresses(camera)]
+    optional = [LENGTH, FIRST, *(f"videos/{camera}/{STOP}" for camera in cameras)]
+    return _read(folder, files, names, optional)
+
+
+def _read(
+    folder: Path, files: Sequence[Path], names: Sequence[str], optional: Sequence[str]
+) -> Columns:
     in_data: dict[str, list[NDArray[np.float64]]] = {}
     for path in files:
         with closing(ParquetFile(path)) as table:
@@ -359,28 +374,38 @@ def _values(table: ParquetFile, names: Sequence[str]) -> Iterator[tuple[str, NDA
         first += len(values)
 
 
-def read_statistics(files: Sequence[Path], camera: str) -> dict[int, Statistics]:
-    """Return the statistics of a camera that ``meta/episodes`` has, by episode.
+def read_statistics(
+    files: Sequence[Path], cameras: Sequence[str]
+) -> dict[str, dict[int, Statistics]]:
+    """Return the statistics of cameras that ``meta/episodes`` has, by episode.
 
     Those of episodes whose values are not of the usual shape are left out.
     """
-    names = {key: f"stats/{camera}/{key}" for key in KEYS}
-    found: dict[int, Statistics] = {}
+    found: dict[str, dict[int, Statistics]] = {camera: {} for camera in cameras}
     for path in files:
         with closing(ParquetFile(path)) as table:
-            if not {EPISODE, *names.values()} <= set(table.schema.names):
-                return {}
-            for batch in table.batches(BATCH_ROWS, [EPISODE, *names.values()]):
-                columns = {key: batch[name].to_pylist() for key, name in names.items()}
-                for row, episode in enumerate(batch[EPISODE].to_pylist()):
-                    try:
-                        every = {key: np.array(columns[key][row], np.float64) for key in names}
-                    except (TypeError, ValueError):
-                        continue
-                    shapes = {each.shape for key, each in every.items() if key != "count"}
-                    if shapes == {(3, 1, 1)} and every["count"].shape == (1,):
-                        found[int(episode)] = {**every, "count": every["count"].astype(np.int64)}
+            for camera, known in found.items():
+                wanted = [EPISODE, *(f"stats/{camera}/{key}" for key in KEYS)]
+                if not set(wanted) <= set(table.schema.names):
+                    continue
+                for batch in table.batches(BATCH_ROWS, wanted):
+                    rows = zip(*(batch[name].to_pylist() for name in wanted), strict=True)
+                    for episode, *values in rows:
+                        if (usual := _usual(values)) is not None:
+                            known[int(episode)] = usual
     return found
+
+
+def _usual(values: Sequence[object]) -> Statistics | None:
+    """Statistics, in the order of `KEYS`, as arrays; None of another shape."""
+    try:
+        every = {k: np.array(v, np.float64) for k, v in zip(KEYS, values, strict=True)}
+    except (TypeError, ValueError):
+        return None
+    count = every.pop("count")
+    if count.shape != (1,) or {each.shape for each in every.values()} != {(3, 1, 1)}:
+        return None
+    return {**every, "count": count.astype(np.int64)}
 
 
 def _way_out(name: str = "") -> str:

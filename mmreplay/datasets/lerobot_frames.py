@@ -5,7 +5,7 @@ From set to set they are copied as packets: see `StoredFrames.packets`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,15 +28,17 @@ class Camera:
     """The videos of one camera, a column of frames that are read when needed.
 
     Attributes:
+        name: Of the feature.
         rows: Decodes them.
         episodes: Where they are.
-        statistics: Those that the dataset has of an episode, by its place; or None.
+        statistics: Those that the dataset has of each camera, by number of the episode.
         named: Names what happened to the dataset where reading it in a block fails.
     """
 
+    name: str
     rows: VideoRows
     episodes: VideoEpisodes
-    statistics: Callable[[int], Statistics | None]
+    statistics: Callable[[], Mapping[str, Mapping[int, Statistics]]]
     named: Callable[[], AbstractContextManager[None]] = nullcontext
 
     dtype = "uint8"
@@ -146,7 +148,8 @@ class StoredFrames:
         episode = int(np.searchsorted(bounds, self.rows[0], "right")) - 1
         if self.rows[0] == bounds[episode] and self.rows[-1] + 1 == bounds[episode + 1]:
             with self.camera.named():
-                found = self.camera.statistics(episode)
+                known = self.camera.statistics()[self.camera.name]
+            found = known.get(int(self.camera.episodes.numbers[episode]))
             if found is not None:
                 return found
         counted = ImageStatistics()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, TypeGuard
@@ -192,12 +192,7 @@ def lay_out(
             f"no field is left to write, of {', '.join(schema.paths[:20])}. Select another one."
         )
     _choose_video(features, True if video is None else video)
-    wide = [each.path for each in features.values() if each.dtype == "float64"]
-    if wide:
-        notes.append(
-            f"{wide[0]!r} is float64 in the files; LeRobot's items hold it as float32"
-            + (f", as {len(wide) - 1} others" if len(wide) > 1 else "")
-        )
+    notes += _notes_on(features.values(), videos=video is not False)
     if task_path:
         notes.append(f"the text of {task_path!r} is the task of each step")
     elif task is None:
@@ -208,6 +203,25 @@ def lay_out(
     rate = _fps(fps, description.user, imported)
     doubts = _doubts(description)
     return Layout(features, task_path, text, rate, robot, notes, doubts)
+
+
+def _notes_on(features: Collection[Feature], *, videos: bool) -> Iterator[str]:
+    """What the user may not expect of features.
+
+    Args:
+        features: As they are stored.
+        videos: The user did not turn video off.
+    """
+    stay = [each.path for each in features if each.stored is not None and each.dtype == "image"]
+    if stay and videos:
+        yield (
+            f"files of images of {', '.join(map(repr, stay))} go into the set as they are. To make "
+            f"video of them, pass video={','.join(stay)}"
+        )
+    wide = [each.path for each in features if each.dtype == "float64"]
+    if wide:
+        others = f", as {len(wide) - 1} others" if len(wide) > 1 else ""
+        yield f"{wide[0]!r} is float64 in the files; LeRobot's items hold it as float32{others}"
 
 
 def _shape_of(schema: Schema, end: str) -> tuple[int, ...]:

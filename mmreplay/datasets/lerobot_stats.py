@@ -55,7 +55,25 @@ class NumberStatistics:
         if not len(rows):
             return
         self._rows += len(rows)
-        numbers = rows.astype(np.float64)
+        if self._histogram is not None:
+            numbers = rows.astype(np.float64)
+            self._add_moments(numbers)
+            self._histogram.add(numbers, self._low, self._high)
+            return
+        self._stored.append(rows.copy())
+        self._nbytes += rows.nbytes
+        if self._nbytes > self._limit_nbytes:
+            for each in self._stored:
+                self._add_moments(each.astype(np.float64))
+            size = rows.shape[1]
+            bins = max(2, min(BINS, self._limit_nbytes // (8 * max(1, size))))
+            self._histogram = _Histogram(self._low, self._high, bins)
+            for each in self._stored:
+                self._histogram.add(each.astype(np.float64), self._low, self._high)
+            self._stored = []
+
+    def _add_moments(self, numbers: Floats) -> None:
+        """Count numbers ``[N, size]`` in all but the quantiles."""
         finite = np.isfinite(numbers)
         count = finite.sum(axis=0)
         some = np.maximum(count, 1)
@@ -72,45 +90,35 @@ class NumberStatistics:
         self._count = total
         self._low = np.minimum(self._low, np.where(finite, numbers, np.inf).min(axis=0))
         self._high = np.maximum(self._high, np.where(finite, numbers, -np.inf).max(axis=0))
-        if self._histogram is not None:
-            self._histogram.add(numbers, self._low, self._high)
-            return
-        self._stored.append(rows.copy())
-        self._nbytes += rows.nbytes
-        if self._nbytes > self._limit_nbytes:
-            size = rows.shape[1]
-            bins = max(2, min(BINS, self._limit_nbytes // (8 * max(1, size))))
-            self._histogram = _Histogram(self._low, self._high, bins)
-            for each in self._stored:
-                self._histogram.add(each.astype(np.float64), self._low, self._high)
-            self._stored = []
 
     def result(self) -> Statistics:
         """Return the statistics, arrays ``[size]`` and the count ``[1]``.
 
-        A component without a finite number has zeros.
+        A component without a finite number has zeros. There must be a row, and none
+        can be added afterwards.
         """
+        shares = np.array([*QUANTILES.values()])
+        if self._histogram is None:
+            # All rows at once, so that blocks of other sizes give the same numbers.
+            numbers = np.concatenate(self._stored).astype(np.float64)
+            self._add_moments(numbers)
+            quantiles = _exact(numbers, shares)
         some = self._count > 0
         low, high = np.where(some, self._low, 0), np.where(some, self._high, 0)
-        std = np.sqrt(self._m2 / np.maximum(self._count, 1))
+        if self._histogram is not None:
+            quantiles = self._histogram.quantiles(shares).clip(low, high)
         found: dict[str, NDArray[Any]] = {
             "min": low,
             "max": high,
             "mean": self._mean,
-            "std": std,
+            "std": np.sqrt(self._m2 / np.maximum(self._count, 1)),
             "count": np.array([self._rows]),
         }
-        shares = np.array([*QUANTILES.values()])
-        if self._histogram is not None:
-            quantiles = self._histogram.quantiles(shares).clip(low, high)
-        else:
-            quantiles = _exact(np.concatenate(self._stored), shares)
         return {**found, **dict(zip(QUANTILES, quantiles, strict=True))}
 
 
-def _exact(rows: Array, shares: Floats) -> Floats:
+def _exact(numbers: Floats, shares: Floats) -> Floats:
     """Quantiles of the finite numbers of each column, ``[shares, size]``."""
-    numbers = rows.astype(np.float64)
     finite = np.isfinite(numbers)
     if finite.all():
         found: Floats = np.quantile(numbers, shares, axis=0, method="inverted_cdf")

@@ -297,7 +297,7 @@ class VideoFile:
     def copy(self, packets: Packets) -> None:
         """Add packets of other files, which have the parameters of this one."""
         with self._translated_errors(), _opened(packets.path) as source:
-            stream = source.streams.video[0]
+            stream, unit = source.streams.video[0], 1 / self._fps
             # To that frame: it needs no other.
             source.seek(packets.first, stream=stream)
             stored = (
@@ -305,7 +305,7 @@ class VideoFile:
             )
             for packet in islice(stored, packets.count):
                 packet.stream = self._stream
-                packet.time_base = 1 / self._fps
+                packet.time_base = unit
                 packet.pts = packet.dts = self.frames
                 packet.duration = 1
                 self.frames += 1

@@ -364,42 +364,46 @@ class UnitWriter:
 
     def _film(self, columns: Mapping[str, Any]) -> None:
         """Encode the images of steps, those of several cameras at a time."""
-        cameras, fps = self._layout.cameras, self._layout.fps
-
-        def encode(name: str) -> None:
-            each = self._layout.features[name]
-            column = columns[each.path]
-            if name in self._copied:
-                if not isinstance(column, StoredFrames) or not self._copied[name].precedes(column):
-                    raise SourceError(
-                        f"frames of {each.path!r} are left out within an episode of a video. "
-                        "Pass from.video=decode to encode them again."
-                    )
-                self._copied[name] = StoredFrames.concatenate([self._copied[name], column])
-                return
-            packets = None if self._last is not None else self._packets(name, columns)
+        encoded = []
+        for name in self._layout.cameras:
+            column = columns[self._layout.features[name].path]
+            packets = self._packets(name, columns) if self._last is None else None
             if name not in self._videos:
-                path = self._made(VIDEO_PATH, name)
-                if packets is not None:
-                    with column.camera.named():
-                        self._videos[name] = VideoFile.copying(path, fps, packets)
-                else:
-                    assert self._codec is not None
-                    height, width, _ = each.shape
-                    self._videos[name] = VideoFile(path, fps, self._codec, height, width)
+                self._videos[name] = self._new_video(name, column, packets)
             if packets is not None:
                 self._copied[name] = column
-                return
+            elif name not in self._copied:
+                encoded.append(name)
+            elif isinstance(column, StoredFrames) and self._copied[name].precedes(column):
+                self._copied[name] = StoredFrames.concatenate([self._copied[name], column])
+            else:
+                raise SourceError(
+                    f"frames of {self._layout.features[name].path!r} are left out within an "
+                    "episode of a video. Pass from.video=decode to encode them again."
+                )
+
+        def encode(name: str) -> None:
+            column = columns[self._layout.features[name].path]
             self.encoded[name] = isinstance(column, StoredFrames) or self.encoded.get(name, False)
-            frames = each.frames(column)
+            frames = self._layout.features[name].frames(column)
             if self._last is None:
                 self._videos[name].begin_episode()
             self._videos[name].add(frames)
             self._images[name].add(frames)
 
         # All end before this call does, as the arrays may change afterwards.
-        for _ in in_order(encode, cameras):
+        for _ in in_order(encode, encoded) if encoded else ():
             pass
+
+    def _new_video(self, name: str, column: Any, packets: Packets | None) -> VideoFile:
+        """Begin the video of a camera, with packets or frames to come."""
+        path, fps = self._made(VIDEO_PATH, name), self._layout.fps
+        if packets is not None:
+            with column.camera.named():
+                return VideoFile.copying(path, fps, packets)
+        assert self._codec is not None
+        height, width, _ = self._layout.features[name].shape
+        return VideoFile(path, fps, self._codec, height, width)
 
     def _encoded(self, name: str, feature: Feature, column: Any) -> Any:
         """A column as Arrow stores it, counted in the statistics."""
@@ -879,12 +883,6 @@ class LerobotWriter(Writer):
             self.notes.note(note)
         for doubt in layout.doubts:
             self.notes.doubt(doubt)
-        for each in layout.features.values():
-            if each.stored is not None and each.dtype == "image":
-                self.notes.note(
-                    f"images of field {each.path!r} stay the files that they are. To make them "
-                    f"video, pass video={each.path}"
-                )
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""

@@ -69,12 +69,53 @@ def test_only_lines_that_every_run_has_are_compared():
     assert [each.line for each in found] == [a]
 
 
-def test_a_line_is_slower_where_best_and_median_are():
-    now = [{("a_us",): 2.0, ("b_us",): 1.0}, {("a_us",): 2.0, ("b_us",): 3.0}]
-    before = [{("a_us",): 1.0, ("b_us",): 1.0}] * 2
-    rows = table(compare("bench_x", now, before), 0.95).splitlines()[1:]
-    assert [row.split()[0] for row in rows] == ["slower", "1.000"]
+def compared(ratios: list[float]) -> against.Compared:
+    """A time of this tree in rounds, over that of a revision which is always 1."""
+    now = [{("a_us",): 1 / ratio} for ratio in ratios]
+    (line,) = compare("bench_x", now, [{("a_us",): 1.0}] * len(ratios))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        # Best and median are below the bound: of five rounds all must be.
+        ([0.9] * 5, "slower"),
+        ([0.9] * 4, "unclear"),
+        ([0.8] * 8, "slower"),
+        ([0.94, 0.949] * 4, "slower"),
+        # One of both is not below.
+        ([0.9] * 7 + [0.96], ""),
+        ([0.94, 1.0, 1.0], ""),
+        ([1.0] * 5, ""),
+    ],
+)
+def test_a_line_is_slower_where_best_median_and_nearly_all_rounds_are(ratios, said):
+    assert compared(ratios).said(0.95) == said
+
+
+@pytest.mark.parametrize(
+    # Of eight rounds seven suffice, (1 + 8) / 256, and six do not, (1 + 8 + 28) / 256.
+    ("faster", "said"),
+    [(1, "slower"), (2, "unclear")],
+)
+def test_one_round_of_eight_may_be_faster(faster, said):
+    before = [{("a_us",): 3.0}] * faster + [{("a_us",): 1.0}] * (8 - faster)
+    (line,) = compare("bench_x", [{("a_us",): 2.0}] * 8, before)
+    assert (line.best, line.middle) == (0.5, 0.5)
+    assert sum(ratio < 0.95 for ratio in line.rounds) == 8 - faster
+    assert line.said(0.95) == said
+
+
+def test_the_table_begins_with_the_slowest_lines():
+    now = [{("a_us",): 2.0, ("b_us",): 1.0, ("c_us",): 2.0}] * 5
+    before = [{("a_us",): 1.0, ("b_us",): 1.0, ("c_us",): 1.0}] * 4
+    before += [{("a_us",): 1.0, ("b_us",): 1.0, ("c_us",): 2.0}]
+    lines = compare("bench_x", now, before)
+    rows = table(lines, 0.95).splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["slower", "unclear", "1.000"]
     assert rows[0].endswith("bench_x: a_us")
+    assert against.summary(lines, 0.95).startswith("3 lines, 1 below 0.95, 1 unclear; ")
 
 
 def test_scripts_with_a_slower_line_run_more_rounds_in_turns(monkeypatch):

@@ -515,7 +515,7 @@ def test_a_video_of_which_nothing_is_said_is_refused(tmp_path):
     assert f"{NAME!r}, {wrist!r} is stored as video. Cast it" in str(refused.value)
     assert f"--cast {OURS}=jpeg:90:420 --cast {other}=jpeg:90:420; or pass" in str(refused.value)
     message = (
-        rf"{wrist!r} is stored as video, and nothing says what becomes of it\. Cast it \(--cast "
+        rf"nothing says what becomes of the video of {wrist!r}\. Cast it \(--cast "
         rf"{other}=jpeg:90:420, or =uint8 for arrays\), or leave it out with drop= \(--drop\)\."
     )
     for options in (
@@ -645,12 +645,18 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
                 observation={"images": both}, action=np.zeros(2, "f4"), terminated=n % 4 == 3
             )
     report = mr.export(ring, tmp_path / "set", format="lerobot", fps=10, video=True)
-    said = "images of field 'observation/images/top' stay the files that they are. To make them"
-    assert [note for note in report.notes if note.startswith(said)]
+    top = "observation/images/top"
+    said = (
+        f"files of images of {top!r} go into the set as they are. To make video of them, pass "
+        f"video={top}"
+    )
+    assert said in report.notes
     features = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["features"]
     assert features["observation.images.top"]["dtype"] == "image"
     assert features["observation.images.side"]["dtype"] == "video"
     assert files_in_set(tmp_path / "set") == files_of(ring, "observation/images/top")
+    report = mr.export(ring, tmp_path / "images", format="lerobot", fps=10, video=False)
+    assert not [note for note in report.notes if "files of images" in note]
     # Where it is named a camera of files becomes video, too.
     mr.export(ring, tmp_path / "video", format="lerobot", fps=10, video=[NAME])
     features = json.loads((tmp_path / "video" / "meta" / "info.json").read_text())["features"]

@@ -3,16 +3,19 @@
 ``python -m tools.bench.against REVISION [SCRIPT...]`` exports the revision into a
 temporary folder, builds its kernels there, and runs the scripts of both trees in turns,
 each with its own package and without other libraries. It compares lines by their keys
-in the JSON that the scripts print. A line is slower where both its best and its median
-over the rounds are below --bound of the revision's speed. Scripts with such a line run
---more rounds before that is said. The exit status is 1 if a line is slower, or if a
-script failed in this tree.
+in the JSON that the scripts print. Scripts with a line whose best and median over the
+rounds are both below --bound of the revision's speed run --more rounds. The line is
+slower if it is below still, and was in so many of the rounds that chance does so once
+in 20 times (sign test); with fewer it is unclear: two runs of one tree differ, too. The
+exit status is 1 if a line is slower, or if a script failed in this tree.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,8 @@ Figures = dict[Line, float]
 BETTER_HIGH = ("per_s", "a_second")
 BETTER_LOW = ("us", "ms", "s", "seconds", "busy")
 """Units as the last word of a key, or as one of its words."""
+CHANCE = 0.05
+"""How often a line that is as fast as the bound may be called slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Compared:
         before: Best and median figure of the revision.
         best: Speed of this tree over that of the revision, by the best rounds.
         middle: The same by the medians.
+        rounds: The same of each round.
     """
 
     script: str
@@ -53,11 +59,20 @@ class Compared:
     before: tuple[float, float]
     best: float
     middle: float
+    rounds: tuple[float, ...]
 
     @property
     def speed(self) -> float:
         """The higher of both ratios: noise seldom lowers both."""
         return max(self.best, self.middle)
+
+    def said(self, bound: float) -> str:
+        """``"slower"``, ``"unclear"``, or nothing of a line at or above the bound."""
+        if self.speed >= bound:
+            return ""
+        count, below = len(self.rounds), sum(ratio < bound for ratio in self.rounds)
+        chance = sum(math.comb(count, each) for each in range(below, count + 1)) / 2**count
+        return "slower" if chance <= CHANCE else "unclear"
 
 
 def higher_is_better(line: Line) -> bool | None:
@@ -109,13 +124,14 @@ def compare(script: str, now: Sequence[Figures], before: Sequence[Figures]) -> l
     lines = [line for line in now[0] if all(line in each for each in rounds)]
     found = []
     for line in lines:
-        high = higher_is_better(line)
-        ours = _best_and_median([each[line] for each in now], high=bool(high))
-        theirs = _best_and_median([each[line] for each in before], high=bool(high))
-        best, middle = (
-            mine / other if high else other / mine for mine, other in zip(ours, theirs, strict=True)
+        high = bool(higher_is_better(line))
+        sides = [each[line] for each in now], [each[line] for each in before]
+        ours, theirs = (_best_and_median(figures, high=high) for figures in sides)
+        best, middle, *each_round = (
+            mine / other if high else other / mine
+            for mine, other in [*zip(ours, theirs, strict=True), *zip(*sides, strict=True)]
         )
-        found.append(Compared(script, line, ours, theirs, best, middle))
+        found.append(Compared(script, line, ours, theirs, best, middle, tuple(each_round)))
     return found
 
 
@@ -128,7 +144,7 @@ def table(lines: Sequence[Compared], bound: float) -> str:
     header = ("", "now/before: best", "median", "median now", "before", "line")
     rows = [header] + [
         (
-            "slower" if line.speed < bound else "",
+            line.said(bound),
             f"{line.best:.3f}",
             f"{line.middle:.3f}",
             f"{line.now[1]:.4g}",
@@ -142,12 +158,15 @@ def table(lines: Sequence[Compared], bound: float) -> str:
 
 
 def summary(lines: Sequence[Compared], bound: float) -> str:
-    """How many lines there are, and how many of them are slower."""
-    slower = sum(each.speed < bound for each in lines)
+    """How many lines there are, and how many of them are slower, or may be."""
     if not lines:
         return "no lines to compare"
+    said = [each.said(bound) for each in lines]
     middle = median(each.middle for each in lines)
-    return f"{len(lines)} lines, {slower} below {bound:g}; median ratio {middle:.3f}"
+    return (
+        f"{len(lines)} lines, {said.count('slower')} below {bound:g}, "
+        f"{said.count('unclear')} unclear; median ratio {middle:.3f}"
+    )
 
 
 def export(root: Path, revision: str, folder: Path) -> None:
@@ -189,6 +208,7 @@ def run(script: str, tree: Path, options: argparse.Namespace) -> Figures:
     command += ["--quick"] if options.quick else []
     command += ["--folder", options.folder] if options.folder else []
     command += ["--peers", ""] if script in PEERS_OF else []
+    command += shlex.split(options.options)
     try:
         done = subprocess.run(
             command, cwd=tree, capture_output=True, text=True, check=False, timeout=options.timeout
@@ -253,7 +273,7 @@ def main() -> int:
     print(f"in all: {summary(lines, options.bound)}")
     if failed:
         print(f"failed: {', '.join(failed)}")
-    slower = any(each.speed < options.bound for each in lines)
+    slower = any(each.said(options.bound) == "slower" for each in lines)
     return 1 if slower or failed else 0
 
 
@@ -270,9 +290,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small and short runs")
     parser.add_argument("--rounds", type=int, default=3, help="runs in each tree")
     parser.add_argument(
-        "--more", type=int, default=4, help="further runs of scripts with a slower line"
+        "--more", type=int, default=5, help="further runs of scripts with a slower line"
     )
     parser.add_argument("--bound", type=float, default=0.95, help="least speed over the revision's")
+    parser.add_argument("--options", default="", help="of the scripts, such as '--rows 100000'")
     parser.add_argument("--folder", help="where scripts put files; default: TMPDIR")
     parser.add_argument("--timeout", type=float, default=3600, help="of a run, s")
     found = make_peers.python_of(make_peers.FOLDER)

@@ -108,8 +108,11 @@ versions. From it come this page, the plots and README's table. A script that fa
 leaves its last record.
 
 `against` compares this tree with a commit: it runs the scripts of both in turns, each
-with its own package and without other libraries, prints the ratio of every line, and
-ends with status 1 if a line has less than 0.95 of the commit's speed.
+with its own package and without other libraries, and prints the ratio of every line.
+Two runs of one tree differ by 10 % on a shared machine, so that a line is called
+slower, and the status is 1, only if its best and its median are below 0.95 of the
+commit's speed, and so many rounds are that chance does so once in 20 times. Other lines
+whose best and median are below are called unclear: look at them with more rounds.
 
 One alone, with its own options (`--help` lists them):
 
