@@ -24,7 +24,7 @@ from mmreplay.disk import files
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format.metadata import MAX_NUM_ENVS
-from mmreplay.ring import Span
+from mmreplay.ring import Span, one_env
 
 FORMAT, VERSION = "mmreplay selection", 1
 MAX_NBYTES = 16 << 20
@@ -330,7 +330,7 @@ class RangesReader(Reader):
             if not inside.any():
                 continue
             rows, which = block.select(inside), which[inside]
-            positions = self._base[which] + rows.positions - ranges.first[which]
+            positions = rows.positions + (self._base - ranges.first)[which]
             flags = self._flags(rows, which, last)
             columns = {p: rows.columns[p] for p in paths if p in rows.columns}
             yield Block(columns, rows.env_ids, positions, flags)
@@ -353,20 +353,19 @@ class RangesReader(Reader):
         if ranges.truncated is not None:
             last_rows = (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
             flags[last_rows & ranges.truncated[which]] |= TRUNCATED
-        begins = self._gap[which] & (rows.positions == ranges.first[which])
-        if begins.any():
-            before = last[rows.env_ids]
-            order = np.argsort(rows.env_ids, kind="stable")
-            follows = np.diff(rows.env_ids[order]) == 0
-            before[order[1:][follows]] = flags[order[:-1][follows]]
-            over = (before & FINAL) != 0
-            if not self._final_follows:
-                over |= (before & END) != 0
-            flags[begins] &= ~np.uint8(CUT)
-            plain = (flags & (START | BREAK)) == START
-            flags[begins & ~(plain & over)] |= START | BREAK
+        # Where another range begins, of few rows.
+        begins = np.flatnonzero(np.diff(which, prepend=-1))
+        begins = begins[self._gap[which[begins]]]
+        begins = begins[rows.positions[begins] == ranges.first[which[begins]]]
+        if len(begins):
+            before = _flags_before(begins, rows.env_ids, flags, last)
+            over = (before & (FINAL if self._final_follows else FINAL | END)) != 0
+            fresh = flags[begins] & ~np.uint8(CUT)
+            plain = (fresh & (START | BREAK)) == START
+            flags[begins] = np.where(plain & over, fresh, fresh | START | BREAK)
         # Of each environment the last row of the block counts.
-        last[rows.env_ids] = flags
+        newest = slice(-1, None) if one_env(rows.env_ids) else slice(None)
+        last[rows.env_ids[newest]] = flags[newest]
         return flags
 
     def only(self, paths: tuple[str, ...]) -> None:
@@ -393,18 +392,39 @@ def _way_out(ranges: RowRanges, heads: Ids) -> str:
     return "Select newer rows."
 
 
+def _flags_before(
+    at: Ids, env_ids: Ids, flags: NDArray[np.uint8], last: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Flags of the row of the same environment before each row of some.
+
+    Args:
+        at: int64 ``[K]``, rows of a block.
+        env_ids: int64 ``[N]``, of the block's rows.
+        flags: uint8 ``[N]``.
+        last: uint8 ``[E]``, of the rows before the block.
+    """
+    if one_env(env_ids):
+        return np.where(at > 0, flags[at - 1], last[env_ids[at]])
+    before = last[env_ids]
+    order = np.argsort(env_ids, kind="stable")
+    follows = np.diff(env_ids[order]) == 0
+    before[order[1:][follows]] = flags[order[:-1][follows]]
+    found: NDArray[np.uint8] = before[at]
+    return found
+
+
 def _range_of(ranges: RowRanges, env_ids: Ids, positions: Ids) -> Ids:
     """Number of the range that holds each row, int64 ``[N]``; -1 for none."""
     which = np.full(len(positions), -1)
-    # Most blocks are of one environment: those are not sorted.
-    single = len(env_ids) > 0 and bool((env_ids == env_ids[0]).all())
+    # Most blocks are of one environment: its rows are not sorted and picked.
+    single = len(env_ids) > 0 and one_env(env_ids)
     for env_id in env_ids[:1].tolist() if single else np.unique(env_ids).tolist():
         low, high = np.searchsorted(ranges.env_ids, [env_id, env_id + 1])
         if low == high:
             continue
-        mine = np.arange(len(env_ids)) if single else np.flatnonzero(env_ids == env_id)
+        mine = slice(None) if single else np.flatnonzero(env_ids == env_id)
         at = positions[mine]
-        number = np.searchsorted(ranges.first[low:high], at, "right") - 1 + low
-        inside = (number >= low) & (at < ranges.stop[np.maximum(number, low)])
-        which[mine[inside]] = number[inside]
+        number = np.searchsorted(ranges.first[low:high], at, "right") - 1
+        inside = (number >= 0) & (at < ranges.stop[low:high][number])
+        which[mine] = np.where(inside, number + low, -1)
     return which

@@ -241,6 +241,8 @@ class _Video:
         self._frame: Any = None
         self._array: Array | None = None
         self._av = _video_library()
+        # One for all frames: another one of each frame takes as long as decoding it.
+        self._converter = self._av.video.reformatter.VideoReformatter()
         self._file = File.open(path, None)
         with undone_by(self._file.close), self._translated_errors():
             # By descriptor: the path may be another file by now.
@@ -284,7 +286,7 @@ class _Video:
             if self._array is None:
                 if 3 * self._frame.width * self._frame.height > MAX_ROW_NBYTES:
                     raise ValueError(f"{self._frame.width} x {self._frame.height}")
-                self._array = _pixels(self._frame.reformat(format="rgb24"))
+                self._array = _pixels(self._converter.reformat(self._frame, format="rgb24"))
             return self._array
 
     def _seek(self, second: float) -> None:

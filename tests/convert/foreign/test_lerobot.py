@@ -179,8 +179,11 @@ class Film:
     width, height, frames, pts, time_base = 640, 480, 2000, 0, 0.1
 
     def __init__(self):
-        self.streams = self
-        self.video = [self]
+        self.streams = SimpleNamespace(video=[self])
+        self.video = SimpleNamespace(reformatter=self)
+
+    def VideoReformatter(self):
+        return self
 
     def open(self, path, format):
         return self
@@ -188,7 +191,7 @@ class Film:
     def decode(self, stream):
         return iter([self])
 
-    def reformat(self, format):
+    def reformat(self, frame, format):
         plane = np.zeros(3 * self.width * self.height, np.uint8).view(Plane)
         return SimpleNamespace(planes=[plane], width=self.width, height=self.height)
 
