@@ -24,7 +24,7 @@ from mmreplay.page.priorities import PriorityFacts, measure_priorities
 from mmreplay.page.sample import FieldFacts, Sample, component_name, measure, take_sample
 from mmreplay.page.sections import RowRepeats
 from mmreplay.page.shown import ShownBuffer, last_commit
-from mmreplay.page.varying import name_of
+from mmreplay.page.varying import mean_nbytes, name_of
 from mmreplay.schema import Field, Schema
 
 NEWEST_EPISODES = 4096
@@ -126,7 +126,7 @@ def make_overview(
         "returns": series_of_returns(columns, newest),
         "lengths": series_of_lengths(columns, newest),
         "histograms": histograms_of(facts, buffer.schema.drawn),
-        "fields": fields_of(buffer, roles, image_layouts, facts),
+        "fields": fields_of(buffer, roles, image_layouts, facts, sample),
         "storage": storage_of(shown, buffer, num_unknown),
         "checks": [finding.to_json() for finding in checks.by_level(checks.folded(findings))],
         "sample": {"rows": len(sample), "whole": sample.complete},
@@ -360,6 +360,7 @@ def fields_of(
     roles: dict[str, str],
     image_layouts: dict[str, Any],
     facts: list[FieldFacts],
+    sample: Sample,
 ) -> list[dict[str, Any]]:
     """Return the fields with their limits in the sample."""
     known = {fact.path: fact for fact in facts}
@@ -379,6 +380,10 @@ def fields_of(
             "image": None if layout is None else layout.to_json(),
             "rows": 0 if fact is None else fact.rows,
         }
+        stored = buffer.schema.fields[path]
+        if stored.encoding is not None and len(sample):
+            # The references, and the files that they lead to.
+            entry["row_nbytes"] = stored.nbytes + mean_nbytes(buffer, path, sample)
         if fact is not None:
             moments = fact.moments
             entry |= {

@@ -6,17 +6,21 @@ varies that is the length of the value. Lengths are read without the values.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import printable
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import CorruptError
+from mmreplay.errors import CorruptError, StaleError
 from mmreplay.schema import Field
 
+if TYPE_CHECKING:
+    from mmreplay.page.sample import Sample
+
 LENGTH = Field((), "int64")
+MEASURED_FILES = 1000
 MAX_VALUE_NBYTES, MAX_READ_NBYTES = 64 << 10, 4 << 20
 """Of a value that is shown; of the values of one answer, whose other rows show their
 lengths alone."""
@@ -44,6 +48,25 @@ def read_numbers(
     if buffer.schema.drawn[path].rules.by_length:
         return buffer.view.get_lengths((path,), env_ids, positions, damaged=True)[path]
     return buffer.get_field(path, env_ids, positions)
+
+
+def mean_nbytes(buffer: ReplayBuffer, path: str, sample: Sample) -> int:
+    """Bytes of the average file of a field of images, by some rows of a sample.
+
+    Args:
+        buffer: Open in any mode.
+        path: The field.
+        sample: At least one row; those that were overwritten since are left out.
+    """
+    some, span = sample.at_most(MEASURED_FILES), buffer.span
+    there = some.positions >= span.first[some.env_ids]
+    where = some.env_ids[there], some.positions[there]
+    try:
+        lengths = buffer.view.get_lengths((path,), *where, damaged=True)[path]
+    except StaleError:
+        # The writer was faster.
+        lengths = np.zeros(0, np.int64)
+    return round(float(lengths.mean())) if len(lengths) else 0
 
 
 def name_of(path: str, field: Field) -> str:

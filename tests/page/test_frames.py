@@ -146,10 +146,16 @@ def test_fields_of_images_are_shown_as_arrays_are(ask, tmp_path, rng, codec):
             warnings.simplefilter("ignore", mr.LossWarning)
             buffer.extend(observation=frames)
         drawn = buffer.get_field("observation", 0, np.arange(3, 5))
-    head, body = ask(tmp_path / "files").arrays("frames", "field=observation&env=0&first=3&count=2")
+        files = buffer.view.get_lengths(("observation",), 0, np.arange(30))["observation"]
+    client = ask(tmp_path / "files")
+    head, body = client.arrays("frames", "field=observation&env=0&first=3&count=2")
     assert head["shape"] == [2, 20, 24, 3]
     assert body == drawn.tobytes()
     assert codec == "jpeg" or body == frames[3:5].tobytes()
+    # What a row takes is what is stored: a reference and a file.
+    (field,) = client.json("overview")["fields"]
+    assert field["nbytes"] == 20 * 24 * 3
+    assert field["row_nbytes"] == fields["observation"].nbytes + round(files.mean())
 
 
 def test_colours_in_floats_are_their_own(ask, tmp_path, rng):
