@@ -91,7 +91,9 @@ class BufferWriter(Writer):
             )
         if metadata.heap_nbytes and not bounded:
             source = description.heap_nbytes
-            how = "as in the source" if metadata.heap_nbytes == source else "planned by the values"
+            how = (
+                "as in the source" if metadata.heap_nbytes == source else "planned from the values"
+            )
             self._fit_values(metadata.heap_nbytes, "as passed" if heap_passed else how)
         self._drops = bool((self._oldest > description.first).any())
         self._staging = Staging(target, overwrite=overwrite, folder=True)

@@ -324,13 +324,14 @@ class RangesReader(Reader):
         """
         last = np.zeros(self._description.num_envs, np.uint8) if last is None else last
         ranges = self.ranges
+        moved = self._base - ranges.first
         for block in blocks:
             which = _range_of(ranges, block.env_ids, block.positions)
             inside = which >= 0
             if not inside.any():
                 continue
             rows, which = block.select(inside), which[inside]
-            positions = rows.positions + (self._base - ranges.first)[which]
+            positions = rows.positions + moved[which]
             flags = self._flags(rows, which, last)
             columns = {p: rows.columns[p] for p in paths if p in rows.columns}
             yield Block(columns, rows.env_ids, positions, flags)
@@ -353,7 +354,7 @@ class RangesReader(Reader):
         if ranges.truncated is not None:
             last_rows = (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
             flags[last_rows & ranges.truncated[which]] |= TRUNCATED
-        # Where another range begins, of few rows.
+        # The row before is of another range; so are most where environments alternate.
         begins = np.flatnonzero(np.diff(which, prepend=-1))
         begins = begins[self._gap[which[begins]]]
         begins = begins[rows.positions[begins] == ranges.first[which[begins]]]
@@ -395,7 +396,7 @@ def _way_out(ranges: RowRanges, heads: Ids) -> str:
 def _flags_before(
     at: Ids, env_ids: Ids, flags: NDArray[np.uint8], last: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """Flags of the row of the same environment before each row of some.
+    """Flags of the row of the same environment before each of some rows.
 
     Args:
         at: int64 ``[K]``, rows of a block.

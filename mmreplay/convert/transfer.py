@@ -328,9 +328,9 @@ class Source:
             paths = [own_names.get(video, (video,))[0] for video in left]
             casts = " ".join(f"--cast {path}=jpeg:90:420" for path in paths)
             raise FormatError(
-                f"{self.name}: nothing says what becomes of the video of "
-                f"{', '.join(map(repr, left))}. Cast it ({casts}, or =uint8 for arrays), or leave "
-                "it out with drop= (--drop)."
+                f"{self.name}: nothing says what becomes of the videos of "
+                f"{', '.join(map(repr, left))}. Cast them ({casts}, or =uint8 for arrays), or "
+                "leave them out with drop= (--drop)."
             )
 
     def decoding(

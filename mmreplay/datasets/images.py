@@ -241,7 +241,7 @@ class _Video:
         self._frame: Any = None
         self._array: Array | None = None
         self._av = _video_library()
-        # One for all frames: another one of each frame takes as long as decoding it.
+        # One for all frames: a new one for each takes as long as decoding it.
         self._converter = self._av.video.reformatter.VideoReformatter()
         self._file = File.open(path, None)
         with undone_by(self._file.close), self._translated_errors():
@@ -348,6 +348,7 @@ def _bands(image: Any) -> tuple[int, ...]:
 def _video_library() -> Any:
     try:
         import av
+        import av.video.reformatter
     except ImportError as error:
         raise FailedError(
             "PyAV, which videos need, is not installed. Run: pip install "

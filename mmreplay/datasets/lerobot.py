@@ -245,7 +245,9 @@ class LerobotReader(FragmentReader):
         names = name_fields(paths, frames.folder, notes, fields, ends)
         tables = self._episode_tables()
         self._cameras: dict[str, VideoRows] = {}
-        listed = read_columns(frames.folder, tables, [*cameras.values()])
+        # Cameras of which no field is read are not looked up.
+        read = [camera for own, camera in cameras.items() if own in names]
+        listed = read_columns(frames.folder, tables, read)
         self._named = self._rows_of(names, cameras, tables, listed, tasks, window)
         if tables:
             check_rows(frames.folder, listed, self._episodes, notes)
@@ -293,7 +295,6 @@ class LerobotReader(FragmentReader):
             window: The columns.
         """
         folder, found, times = self._frames.folder, dict[str, ColumnRows](), None
-        statistics = cache(partial(read_statistics, tables, [*cameras.values()]))
         for own, path in names.items():
             if own in cameras:
                 camera = cameras[own]
@@ -303,9 +304,8 @@ class LerobotReader(FragmentReader):
                 self._cameras[camera] = VideoRows(where, times.rows, f"video {camera!r}")
                 found[path] = self._cameras[camera]
                 if self._stays:
-                    found[path] = Camera(
-                        camera, self._cameras[camera], where, statistics, self._appends.named
-                    )
+                    known = cache(partial(read_statistics, tables, camera))
+                    found[path] = Camera(self._cameras[camera], where, known, self._appends.named)
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:
@@ -380,10 +380,10 @@ class LerobotReader(FragmentReader):
         if videos and video == "refuse":
             casts = " ".join(f"--cast {_path_of(name)}=jpeg:90:420" for name in videos)
             raise FormatError(
-                f"{self._frames.folder}: {', '.join(map(repr, videos))} is stored as video. Cast "
-                f"it to files of images, such as {casts}; or pass video='decode' to unpack it "
-                "with PyAV, or video='skip' to leave it out. From set to set (--to lerobot) it "
-                "stays video."
+                f"{self._frames.folder} has videos, of {', '.join(map(repr, videos))}. Cast "
+                f"them to files of images, such as {casts}; or pass video='decode' to unpack them "
+                "with PyAV, or video='skip' to leave them out. From set to set (--to lerobot) they "
+                "stay videos."
             )
         if video == "decode":
             self.videos = videos

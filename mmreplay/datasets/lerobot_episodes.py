@@ -374,25 +374,23 @@ def _values(table: ParquetFile, names: Sequence[str]) -> Iterator[tuple[str, NDA
         first += len(values)
 
 
-def read_statistics(
-    files: Sequence[Path], cameras: Sequence[str]
-) -> dict[str, dict[int, Statistics]]:
-    """Return the statistics of cameras that ``meta/episodes`` has, by episode.
+def read_statistics(files: Sequence[Path], camera: str) -> dict[int, Statistics]:
+    """Return the statistics of a camera that ``meta/episodes`` has, by episode.
 
-    Those of episodes whose values are not of the usual shape are left out.
+    None at all where a table lacks them. Those of episodes whose values are not of the
+    usual shape are left out.
     """
-    found: dict[str, dict[int, Statistics]] = {camera: {} for camera in cameras}
+    found: dict[int, Statistics] = {}
+    wanted = [EPISODE, *(f"stats/{camera}/{key}" for key in KEYS)]
     for path in files:
         with closing(ParquetFile(path)) as table:
-            for camera, known in found.items():
-                wanted = [EPISODE, *(f"stats/{camera}/{key}" for key in KEYS)]
-                if not set(wanted) <= set(table.schema.names):
-                    continue
-                for batch in table.batches(BATCH_ROWS, wanted):
-                    rows = zip(*(batch[name].to_pylist() for name in wanted), strict=True)
-                    for episode, *values in rows:
-                        if (usual := _usual(values)) is not None:
-                            known[int(episode)] = usual
+            if not set(wanted) <= set(table.schema.names):
+                return {}
+            for batch in table.batches(BATCH_ROWS, wanted):
+                rows = zip(*(batch[name].to_pylist() for name in wanted), strict=True)
+                for episode, *values in rows:
+                    if (usual := _usual(values)) is not None:
+                        found[int(episode)] = usual
     return found
 
 

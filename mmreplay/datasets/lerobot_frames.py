@@ -28,17 +28,15 @@ class Camera:
     """The videos of one camera, a column of frames that are read when needed.
 
     Attributes:
-        name: Of the feature.
         rows: Decodes them.
         episodes: Where they are.
-        statistics: Those that the dataset has of each camera, by number of the episode.
+        statistics: Returns those that the dataset has, by number of the episode.
         named: Names what happened to the dataset where reading it in a block fails.
     """
 
-    name: str
     rows: VideoRows
     episodes: VideoEpisodes
-    statistics: Callable[[], Mapping[str, Mapping[int, Statistics]]]
+    statistics: Callable[[], Mapping[int, Statistics]]
     named: Callable[[], AbstractContextManager[None]] = nullcontext
 
     dtype = "uint8"
@@ -148,7 +146,7 @@ class StoredFrames:
         episode = int(np.searchsorted(bounds, self.rows[0], "right")) - 1
         if self.rows[0] == bounds[episode] and self.rows[-1] + 1 == bounds[episode + 1]:
             with self.camera.named():
-                known = self.camera.statistics()[self.camera.name]
+                known = self.camera.statistics()
             found = known.get(int(self.camera.episodes.numbers[episode]))
             if found is not None:
                 return found

@@ -212,12 +212,14 @@ def _notes_on(features: Collection[Feature], *, videos: bool) -> Iterator[str]:
         features: As they are stored.
         videos: The user did not turn video off.
     """
-    stay = [each.path for each in features if each.stored is not None and each.dtype == "image"]
+    stay = [each for each in features if each.stored is not None and each.dtype == "image"]
     if stay and videos:
-        yield (
-            f"files of images of {', '.join(map(repr, stay))} go into the set as they are. To make "
-            f"video of them, pass video={','.join(stay)}"
-        )
+        # The option names all that become video; odd sides cannot.
+        even = [each for each in stay if not (each.shape[0] % 2 or each.shape[1] % 2)]
+        named = [each.path for each in features if each.dtype == "video" or each in even]
+        way = f". To make video of them, pass video={','.join(named)}" if even else ""
+        paths = ", ".join(repr(each.path) for each in stay)
+        yield f"files of {paths} go into the set as they are{way}"
     wide = [each.path for each in features if each.dtype == "float64"]
     if wide:
         others = f", as {len(wide) - 1} others" if len(wide) > 1 else ""

@@ -24,6 +24,8 @@ KEYS = ("min", "max", "mean", "std", "count", *QUANTILES)
 LIMIT_NBYTES = 64 << 20
 """Of the numbers of one episode that are in memory, for all its features."""
 BINS = 5000
+STEP_ROWS = 4096
+"""Rows whose moments are computed together."""
 FRAMES, MOST_FRAMES = 100, 10_000
 """So many frames of an episode count in any case, and at most."""
 WIDE, WIDTH = 300, 150
@@ -94,14 +96,15 @@ class NumberStatistics:
     def result(self) -> Statistics:
         """Return the statistics, arrays ``[size]`` and the count ``[1]``.
 
-        A component without a finite number has zeros. There must be a row, and none
-        can be added afterwards.
+        A component without a finite number has zeros. There must be a row; called once,
+        at the end.
         """
         shares = np.array([*QUANTILES.values()])
         if self._histogram is None:
-            # All rows at once, so that blocks of other sizes give the same numbers.
+            # In steps of their own, so that other blocks give the same numbers.
             numbers = np.concatenate(self._stored).astype(np.float64)
-            self._add_moments(numbers)
+            for first in range(0, len(numbers), STEP_ROWS):
+                self._add_moments(numbers[first : first + STEP_ROWS])
             quantiles = _exact(numbers, shares)
         some = self._count > 0
         low, high = np.where(some, self._low, 0), np.where(some, self._high, 0)

@@ -363,7 +363,10 @@ class UnitWriter:
         return column.packets(float(self._layout.fps))
 
     def _film(self, columns: Mapping[str, Any]) -> None:
-        """Encode the images of steps, those of several cameras at a time."""
+        """Note the frames of steps that are copied, and encode the others.
+
+        Those of several cameras are encoded at a time.
+        """
         encoded = []
         for name in self._layout.cameras:
             column = columns[self._layout.features[name].path]

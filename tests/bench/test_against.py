@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,7 +117,7 @@ def test_the_table_begins_with_the_slowest_lines():
     rows = table(lines, 0.95).splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["slower", "unclear", "1.000"]
     assert rows[0].endswith("bench_x: a_us")
-    assert against.summary(lines, 0.95).startswith("3 lines, 1 below 0.95, 1 unclear; ")
+    assert against.summary(lines, 0.95).startswith("3 lines, 1 slower than 0.95, 1 unclear; ")
 
 
 def test_scripts_with_a_slower_line_run_more_rounds_in_turns(monkeypatch):
@@ -129,4 +131,46 @@ def test_scripts_with_a_slower_line_run_more_rounds_in_turns(monkeypatch):
     options = argparse.Namespace(rounds=1, more=2, bound=0.95)
     (line,) = against.measure("bench_x", trees, options)
     assert line.speed == 1
-    assert seen == ["before", "now", "before", "now", "now", "before"]
+    assert seen == ["before", "now", "now", "before", "before", "now"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["HEAD", "--options=--rows=5"], "--options are of one script. Name it."),
+        (["HEAD", "bench_add", "bench_zarr", "--options=--rows=5"], "--options are of one script."),
+        (["HEAD", "--rounds=2", "--more=2"], "called slower after less than 5 rounds in all."),
+    ],
+)
+def test_what_could_tell_nothing_is_refused(capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        against.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("figure", "status", "said"), [(2.0, 1, "slower"), (1.0, 0, "")])
+def test_a_slower_line_is_the_status_and_options_reach_the_script(
+    monkeypatch, tmp_path, capsys, figure, status, said
+):
+    commands = []
+
+    def run(command, cwd, **options):
+        commands.append(command)
+        slow = cwd == against.make_peers.ROOT
+        text = json.dumps({"median_us": {"mmreplay": figure if slow else 1.0}})
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    def export(root, revision, folder):
+        (folder / "tools" / "bench").mkdir(parents=True)
+        (folder / "tools" / "bench" / "bench_add.py").touch()
+
+    monkeypatch.setattr(against, "export", export)
+    monkeypatch.setattr(against, "refuse_other_package", lambda python, tree: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    assert against.main(["HEAD", "bench_add", "--options=--rows=5"]) == status
+    lines = [each for each in capsys.readouterr().out.splitlines() if "bench_add: median" in each]
+    assert all(line.startswith(said or " ") for line in lines)
+    assert len(lines) == (2 if said else 1)
+    assert all(command[-1] == "--rows=5" for command in commands)
+    assert len(commands) == (16 if said else 6)

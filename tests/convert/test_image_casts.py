@@ -491,7 +491,7 @@ def test_videos_are_decoded_where_images_are_asked_for(tmp_path):
     pytest.importorskip("av")
     lengths = (5, 3)
     source = make(tmp_path / "set", lengths, {NAME: {(0, 0): [0, 1]}})
-    with pytest.raises(mr.ReplayError, match=r"is stored as video\..*cast"):
+    with pytest.raises(mr.ReplayError, match=r"has videos, of .*cast"):
         mr.load(source, tmp_path / "ring", done="terminated")
     mr.load(source, tmp_path / "arrays", video="decode", done="terminated")
     _, arrays = rows_of(tmp_path / "arrays")
@@ -512,11 +512,11 @@ def test_a_video_of_which_nothing_is_said_is_refused(tmp_path):
     source = make(tmp_path / "set", (5, 3), {name: {(0, 0): [0, 1]} for name in (NAME, wrist)})
     with pytest.raises(FormatError) as refused:
         mr.load(source, tmp_path / "ring", done="terminated")
-    assert f"{NAME!r}, {wrist!r} is stored as video. Cast it" in str(refused.value)
+    assert f"has videos, of {NAME!r}, {wrist!r}. Cast them" in str(refused.value)
     assert f"--cast {OURS}=jpeg:90:420 --cast {other}=jpeg:90:420; or pass" in str(refused.value)
     message = (
-        rf"nothing says what becomes of the video of {wrist!r}\. Cast it \(--cast "
-        rf"{other}=jpeg:90:420, or =uint8 for arrays\), or leave it out with drop= \(--drop\)\."
+        rf"nothing says what becomes of the videos of {wrist!r}\. Cast them \(--cast "
+        rf"{other}=jpeg:90:420, or =uint8 for arrays\), or leave them out with drop= \(--drop\)"
     )
     for options in (
         {"cast": {OURS: "png"}},
@@ -646,17 +646,15 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
             )
     report = mr.export(ring, tmp_path / "set", format="lerobot", fps=10, video=True)
     top = "observation/images/top"
-    said = (
-        f"files of images of {top!r} go into the set as they are. To make video of them, pass "
-        f"video={top}"
-    )
-    assert said in report.notes
+    side = "observation/images/side"
+    way = f"To make video of them, pass video={top},{side}"
+    assert f"files of {top!r} go into the set as they are. {way}" in report.notes
     features = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["features"]
     assert features["observation.images.top"]["dtype"] == "image"
     assert features["observation.images.side"]["dtype"] == "video"
     assert files_in_set(tmp_path / "set") == files_of(ring, "observation/images/top")
     report = mr.export(ring, tmp_path / "images", format="lerobot", fps=10, video=False)
-    assert not [note for note in report.notes if "files of images" in note]
+    assert not [note for note in report.notes if "files of" in note]
     # Where it is named a camera of files becomes video, too.
     mr.export(ring, tmp_path / "video", format="lerobot", fps=10, video=[NAME])
     features = json.loads((tmp_path / "video" / "meta" / "info.json").read_text())["features"]

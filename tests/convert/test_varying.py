@@ -316,7 +316,7 @@ def test_the_heap_is_the_sources_or_planned_or_passed(tmp_path, cli):
     found, metadata, report = again(tmp_path, tmp_path / "a.npz", capacity=40)
     same(found, expected)
     assert metadata.heap_nbytes != 32768
-    assert "per environment, planned by the values: pass" in report.notes[0]
+    assert "per environment, planned from the values: pass" in report.notes[0]
     _, metadata, report = again(tmp_path, tmp_path / "a.npz", heap_bytes="1 MiB")
     assert metadata.heap_nbytes == 1 << 20
     assert "heap_bytes is 1.00 MiB per environment, as passed" in report.notes[0]
@@ -460,7 +460,7 @@ def test_a_compressed_ring_becomes_files_and_a_ring_of_either_engine(tmp_path):
     found, metadata, report = again(tmp_path, tmp_path / "a.npz")
     same(found, expected)
     assert metadata.heap_nbytes > 4096
-    assert "per environment, planned by the values: pass" in report.notes[0]
+    assert "per environment, planned from the values: pass" in report.notes[0]
     same(again(tmp_path, tmp_path / "a.npz", engine="zarr")[0], expected)
     same(again(tmp_path, tmp_path / "source", engine="zarr")[0], expected)
     same(again(tmp_path, tmp_path / "source")[0], expected)

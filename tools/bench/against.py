@@ -4,9 +4,11 @@
 temporary folder, builds its kernels there, and runs the scripts of both trees in turns,
 each with its own package and without other libraries. It compares lines by their keys
 in the JSON that the scripts print. Scripts with a line whose best and median over the
-rounds are both below --bound of the revision's speed run --more rounds. The line is
-slower if it is below still, and was in so many of the rounds that chance does so once
-in 20 times (sign test); with fewer it is unclear: two runs of one tree differ, too. The
+rounds are both below --bound of the revision's speed run --more rounds. A line that is
+below still is slower if it was below in so many rounds as a line at the bound is in at
+most 1 of 20 runs (sign test: 7 of 8 rounds); with fewer it is unclear, as two runs of
+one tree differ, too. Where rounds differ by 10 %, a quarter of the lines that lost a
+tenth are found so, and two thirds of those that lost 15 %: more rounds find more. The
 exit status is 1 if a line is slower, or if a script failed in this tree.
 """
 
@@ -36,7 +38,9 @@ BETTER_HIGH = ("per_s", "a_second")
 BETTER_LOW = ("us", "ms", "s", "seconds", "busy")
 """Units as the last word of a key, or as one of its words."""
 CHANCE = 0.05
-"""How often a line that is as fast as the bound may be called slower."""
+"""How often a line at the bound may be called slower, at most."""
+LEAST_ROUNDS = 5
+"""With fewer, even a line that is below in each may be by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def summary(lines: Sequence[Compared], bound: float) -> str:
     said = [each.said(bound) for each in lines]
     middle = median(each.middle for each in lines)
     return (
-        f"{len(lines)} lines, {said.count('slower')} below {bound:g}, "
+        f"{len(lines)} lines, {said.count('slower')} slower than {bound:g}, "
         f"{said.count('unclear')} unclear; median ratio {middle:.3f}"
     )
 
@@ -234,8 +238,8 @@ def measure(script: str, trees: tuple[Path, Path], options: argparse.Namespace) 
     figures: tuple[list[Figures], list[Figures]] = [], []
     lines: list[Compared] = []
     for rounds in (options.rounds, options.more):
-        for number in range(rounds):
-            order = (0, 1) if number % 2 else (1, 0)
+        for _ in range(rounds):
+            order = (0, 1) if len(figures[0]) % 2 else (1, 0)
             for side in order:
                 figures[side].append(run(script, trees[side], options))
         lines = compare(script, *figures)
@@ -244,9 +248,9 @@ def measure(script: str, trees: tuple[Path, Path], options: argparse.Namespace) 
     return lines
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and return the exit status."""
-    options = _options()
+    options = _options(arguments)
     lines: list[Compared] = []
     failed = []
     with tempfile.TemporaryDirectory(prefix="mmreplay-against-") as name:
@@ -277,7 +281,7 @@ def main() -> int:
     return 1 if slower or failed else 0
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("revision", help="what to compare with, such as a commit")
     parser.add_argument(
@@ -290,10 +294,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small and short runs")
     parser.add_argument("--rounds", type=int, default=3, help="runs in each tree")
     parser.add_argument(
-        "--more", type=int, default=5, help="further runs of scripts with a slower line"
+        "--more", type=int, default=5, help="further runs of scripts with a line below --bound"
     )
     parser.add_argument("--bound", type=float, default=0.95, help="least speed over the revision's")
-    parser.add_argument("--options", default="", help="of the scripts, such as '--rows 100000'")
+    parser.add_argument("--options", default="", help="of one script: --options='--rows=100000'")
     parser.add_argument("--folder", help="where scripts put files; default: TMPDIR")
     parser.add_argument("--timeout", type=float, default=3600, help="of a run, s")
     found = make_peers.python_of(make_peers.FOLDER)
@@ -302,7 +306,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--python", type=lambda text: Path(text).absolute(), default=python, help="runs the scripts"
     )
-    return parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.options and len(options.scripts) != 1:
+        parser.error("--options are of one script. Name it.")
+    if options.rounds + options.more < LEAST_ROUNDS:
+        parser.error(f"no line can be called slower after less than {LEAST_ROUNDS} rounds in all.")
+    return options
 
 
 if __name__ == "__main__":

@@ -109,10 +109,11 @@ leaves its last record.
 
 `against` compares this tree with a commit: it runs the scripts of both in turns, each
 with its own package and without other libraries, and prints the ratio of every line.
-Two runs of one tree differ by 10 % on a shared machine, so that a line is called
-slower, and the status is 1, only if its best and its median are below 0.95 of the
-commit's speed, and so many rounds are that chance does so once in 20 times. Other lines
-whose best and median are below are called unclear: look at them with more rounds.
+Two runs of one tree differ by 10 % on a shared machine. So a line is called slower, and
+the status is 1, only if its best and its median are below 0.95 of the commit's speed,
+and nearly all rounds are: 7 of 8. Other lines whose best and median are below are
+called unclear. So a quarter of the lines that lost a tenth are found, and two thirds of
+those that lost 15 %; more rounds (`--rounds 10 --more 10`) find more.
 
 One alone, with its own options (`--help` lists them):
 

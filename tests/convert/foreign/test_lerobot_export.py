@@ -315,6 +315,15 @@ class TestStatistics:
             # Bins that grew are up to four times as wide as those of the range.
             assert (np.abs(found[key] - exact[key]) < 5 * spread / 5000).all(), key
 
+    def test_blocks_of_other_sizes_give_the_same_numbers(self):
+        rng = np.random.default_rng(2)
+        for rows in (rng.normal(size=(9000, 3)), rng.random((9000, 1)) < 0.3):
+            found = [self.made(rows, chunks=chunks) for chunks in (1, 2, 700)]
+            for key, value in found[0].items():
+                assert all((each[key] == value).all() for each in found), key
+            np.testing.assert_allclose(found[0]["mean"], rows.mean(axis=0), atol=1e-12)
+            np.testing.assert_allclose(found[0]["std"], rows.std(axis=0), atol=1e-12)
+
     def test_numbers_that_are_not_finite_are_left_out(self):
         rows = np.array([[1, np.nan], [np.inf, np.nan], [3, -np.inf]])
         found = self.made(rows, chunks=2)

@@ -4,6 +4,7 @@ import os
 from functools import partial
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import mmreplay as mr
@@ -480,6 +481,13 @@ def test_a_column_and_a_video_of_one_name_are_refused(tmp_path, rng):
         load(folder, tmp_path / "buffer")
     _, found = load(folder, tmp_path / "buffer", fields=["action", f"videos/{TOP}"])
     assert found[FIELD] == wanted(LENGTHS)
+    # Where the video is left out, nothing has to say where it is.
+    for path in (folder / "meta" / "episodes").rglob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.drop_columns([f"videos/{TOP}/chunk_index"]), path)
+    mr.load(folder, tmp_path / "column", fields=["action", TOP], video="decode", done="terminated")
+    with mr.ReplayBuffer.open(tmp_path / "column") as buffer:
+        assert buffer.schema[FIELD].shape == (2,)
 
 
 def test_a_video_of_frames_of_another_size_is_refused(tmp_path):
