@@ -157,7 +157,8 @@ def export(
 
     with ExitStack() as stack:
         sources = [_source(each, {"priorities": priorities}, stack) for each in several]
-        return Conversion(sources, selection, changes, envs).run(
+        arrays = not target_format.images
+        return Conversion(sources, selection, changes, envs, arrays).run(
             path, open_writer, suffix=suffix, overwrite=overwrite, strict=strict, progress=progress
         )
 

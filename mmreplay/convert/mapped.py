@@ -62,8 +62,13 @@ class Changes:
         return {name: value for name, value in values.items() if value}
 
 
-def change(reader: Reader, changes: Changes) -> Reader:
+def change(reader: Reader, changes: Changes, *, arrays: bool = False) -> Reader:
     """A reader of the changed rows, which closes the other one with itself.
+
+    Args:
+        reader: Of the rows.
+        changes: What becomes of them.
+        arrays: Images that are not cast become arrays.
 
     Raises:
         SchemaError: A field is unknown, two get one name, none is left, a field
@@ -79,8 +84,10 @@ def change(reader: Reader, changes: Changes) -> Reader:
             )
         if changes.map is not None:
             reader = MappedReader(reader, changes.map)
-        if changes.cast or changes.rename or changes.drop:
-            reader = ChangedReader(reader, changes)
+        fields = reader.describe().schema.fields.values()
+        images = arrays and any(field.encoding is not None for field in fields)
+        if changes.cast or changes.rename or changes.drop or images:
+            reader = ChangedReader(reader, changes, arrays=arrays)
         return reader
 
 
@@ -91,8 +98,8 @@ class ChangedReader(ReaderOf):
     the fields before.
     """
 
-    def __init__(self, reader: Reader, changes: Changes) -> None:
-        """Wrap a reader, which is closed with this one."""
+    def __init__(self, reader: Reader, changes: Changes, *, arrays: bool = False) -> None:
+        """Wrap a reader, which is closed with this one; see `change`."""
         super().__init__(reader)
         description, own_names = reader.describe(), reader.own_names()
         schema = description.schema
@@ -110,6 +117,8 @@ class ChangedReader(ReaderOf):
             if more:
                 raise SchemaError(f"cast: {shown(name)} is several fields. Cast each by its path.")
             self._casts[path] = cast_of(path, schema.fields[path], dtype)
+        if arrays:
+            self._cast_to_arrays(schema)
         self._names = {path: path for path in self._paths}
         for name, new in changes.rename.items():
             for path in paths_of(schema.paths, [name], own_names, "rename"):
@@ -121,7 +130,7 @@ class ChangedReader(ReaderOf):
             for role, path in schema.roles.items()
             if any(each in self._paths for each in under(schema.paths, path))
         }
-        changed = bool(changes.cast or changes.rename)
+        changed = bool(self._casts or changes.rename)
         self._description = replace(
             description,
             schema=Schema.from_flat(changed_fields, roles),
@@ -138,6 +147,19 @@ class ChangedReader(ReaderOf):
             for name, changed_by in changes.options.items()
             if name in ("cast", "rename", "drop")
         ]
+
+    def _cast_to_arrays(self, schema: Schema) -> None:
+        """Cast the images to arrays of which nothing else is said."""
+        images = {
+            path: field
+            for path, field in schema.fields.items()
+            if field.encoding is not None and path in self._paths and path not in self._casts
+        }
+        self._casts |= {path: ImageCast(path, field, "uint8") for path, field in images.items()}
+        if images:
+            self.report.note(
+                f"images of {', '.join(map(repr, images))} become arrays: parquet keeps their files"
+            )
 
     def _changed(self, schema: Schema) -> dict[str, Field]:
         """The fields that stay, with their new names and dtypes."""
@@ -338,7 +360,7 @@ class ImageCast:
             column, damage = self._from.rules.decode(self._from, column, None)
             for number, what in damage.items():
                 raise SourceError(
-                    f"cast: field {self.path!r}, image {number} of a block, is no "
+                    f"field {self.path!r}, image {number} of a block, is no "
                     f"{self._from.description} ({what}). The source is damaged."
                 )
         return self.field.rules.convert(self.field, column, self.path, (len(column),))

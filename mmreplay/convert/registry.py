@@ -52,7 +52,7 @@ class Format:
         asks: Its module has ``recognizes``, which decides for a path with its suffix,
             or for a folder. Such formats come before those with the suffix only.
         varies: Its writer takes fields that vary: columns of blocks are `Ragged`.
-        images: Of those that vary, its writer takes fields of images at least.
+        images: Its writer takes the files of image fields; others get arrays.
         appends: Its module has ``open_appender``, with the options of its writer.
     """
 
@@ -68,7 +68,9 @@ class Format:
     appends: bool = False
 
 
-BUFFERS = Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True)
+BUFFERS = Format(
+    BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True, images=True
+)
 OURS = (
     BUFFERS,
     Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",), varies=True),
@@ -87,13 +89,21 @@ OURS = (
         writes=False,
         asks=True,
     ),
-    Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz"), varies=True),
+    Format(
+        "csv",
+        "mmreplay.convert.csv",
+        "a table of text",
+        (".csv", ".csv.gz"),
+        varies=True,
+        images=True,
+    ),
     Format(
         "parquet",
         "mmreplay.convert.parquet",
         "a table, or a folder of part files",
         (".parquet", ".pq"),
         varies=True,
+        images=True,
     ),
     Format(
         "parquet-folder",
@@ -162,6 +172,7 @@ FOREIGN = (
         "a LeRobot dataset's folder",
         asks=True,
         varies=True,
+        images=True,
         appends=True,
     ),
     Format("rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder", writes=False, asks=True),

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
-from mmreplay.convert.base import Report, Writer
+from mmreplay.convert.base import Reader, Report, Writer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
+from mmreplay.convert.mapped import Changes, change
 from mmreplay.convert.ranges import RangesReader, RowRanges
 from mmreplay.convert.registry import Format
 from mmreplay.convert.transfer import transfer
@@ -73,7 +74,11 @@ class RowExport:
         buffer.hold_rows(self._before_overwrite)
 
     def _describe(self) -> Description:
-        return BufferReader(self._buffer, fields=self._fields).describe()
+        return self._for_format(BufferReader(self._buffer, fields=self._fields)).describe()
+
+    def _for_format(self, reader: Reader) -> Reader:
+        """The same rows as the format takes them: see `Format.images`."""
+        return change(reader, Changes(), arrays=not self._format.images)
 
     def _open_writer(self, target: Path) -> Callable[[Description], Writer]:
         def open_writer(description: Description) -> Writer:
@@ -160,7 +165,7 @@ class RowExport:
         rows = BufferReader(self._buffer, fields=self._fields)
         rows.narrow(span)
         chosen = RangesReader(rows, RowRanges.of_span(span), span.stop)
-        report = transfer(chosen, self._open_writer(path))
+        report = transfer(self._for_format(chosen), self._open_writer(path))
         self.reports.append((path, report))
 
     def flush(self) -> None:

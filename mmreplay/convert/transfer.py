@@ -384,12 +384,14 @@ class Conversion:
         selection: Of all sources together; None for all of their rows and fields.
         changes: Of fields and steps, if any.
         envs: How environments of several sources are joined.
+        arrays: Images that are not cast become arrays; see `Format.images`.
     """
 
     sources: Sequence[Source]
     selection: Selection | None = None
     changes: Changes | None = None
     envs: Envs = "append"
+    arrays: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -430,12 +432,10 @@ class Conversion:
                     opened = {"": Selected(reader, [Origin(reader.describe())])}
                 else:
                     opened = sources[0].selected(selection, progress)
-        if changes is None:
+        if changes is None and not self.arrays:
             return opened
-        return {
-            name: replace(each, reader=change(each.reader, changes))
-            for name, each in opened.items()
-        }
+        changed = partial(change, changes=changes or Changes(), arrays=self.arrays)
+        return {name: replace(each, reader=changed(each.reader)) for name, each in opened.items()}
 
     def _cast_sources(self) -> Sequence[Source]:
         """The sources, which decode videos and keep files as casts need them."""

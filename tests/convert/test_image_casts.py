@@ -305,13 +305,18 @@ def test_several_rings_are_cast_as_one(rings, tmp_path):
 
 
 FORMATS = ("npz", "pt", "csv", "parquet", "safetensors")
+ARRAYS = ("npz", "pt", "safetensors")
+"""Formats to which images become arrays, unless they are cast to files."""
+ALL_ARRAYS = f"images of {TOP!r}, {DEPTH!r} become arrays: parquet keeps their files"
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 def test_files_stay_byte_for_byte_through_other_formats(rings, tmp_path, kind, form):
     source, there = rings(kind), tmp_path / f"rows.{form}"
-    mr.export(source, there)
+    casts = dict.fromkeys(RAW, kind) if form in ARRAYS else None
+    report = mr.export(source, there, cast=casts)
+    assert not [note for note in report.notes if "become arrays" in note]
     mr.load(there, tmp_path / "again")
     schema, rows = rows_of(tmp_path / "again")
     assert schema == schema_of(kind)
@@ -328,16 +333,46 @@ def test_files_stay_byte_for_byte_through_other_formats(rings, tmp_path, kind, f
         assert rows[TOP][number].tolist() == before(kind, TOP, number).tolist()
 
 
+@pytest.mark.parametrize("cast", [None, "uint8"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_exports_of_arrays_have_arrays(rings, tmp_path, form):
+def test_exports_of_arrays_have_arrays(rings, tmp_path, form, cast):
     there = tmp_path / f"rows.{form}"
-    mr.export(rings("jpeg"), there, cast=dict.fromkeys(RAW, "uint8"))
+    if cast is None and form not in ARRAYS:
+        pytest.skip("it keeps files: see above")
+    report = mr.export(
+        rings("jpeg"), there, cast=None if cast is None else dict.fromkeys(RAW, cast)
+    )
+    said = ALL_ARRAYS
+    assert [note for note in report.notes if "become arrays" in note] == [said][: cast is None]
     mr.load(there, tmp_path / "again")
     schema, rows = rows_of(tmp_path / "again")
     assert schema == schema_of("raw")
     for path in RAW:
         for number in range(ROWS):
             assert rows[path][number].tolist() == before("jpeg", path, number).tolist()
+
+
+def test_arrays_of_a_file_are_those_that_are_drawn(rings, tmp_path):
+    source = rings("jpeg")
+    mr.export(source, tmp_path / "rows.npz", cast={DEPTH: "jpeg"})
+    drawn = [before("jpeg", TOP, n) for n in range(ROWS)]
+    with np.load(tmp_path / "rows.npz") as loaded:
+        (name,) = [each for each in loaded.files if each.startswith(TOP)]
+        np.testing.assert_array_equal(loaded[name], drawn)
+        # What is cast to files is files.
+        assert not [each for each in loaded.files if each == DEPTH]
+    # So have steps that are changed, and files that AutoExport writes.
+    report = mr.export(source, tmp_path / "few.npz", frame_skip=2, rename={TOP: "frame"})
+    assert ALL_ARRAYS in report.notes
+    with np.load(tmp_path / "few.npz") as loaded:
+        assert loaded["frame"].shape[1:] == SHAPE
+    with mr.ReplayBuffer.open(source, "r+") as buffer:
+        exporter = mr.AutoExport(buffer, tmp_path / "files", format="npz")
+        exporter.flush()
+        exporter.close()
+        (path,) = [path for path, _ in exporter.reports]
+    with np.load(path) as loaded:
+        np.testing.assert_array_equal(loaded[name], drawn)
 
 
 def test_a_table_has_the_files_as_bytes(rings, tmp_path):
@@ -751,33 +786,52 @@ def test_a_codec_is_no_dtype():
         mr.Field((8, 8, 3), "jpg")
 
 
-def test_a_format_without_files_says_how_arrays_are_made(rings, tmp_path):
+def test_a_format_without_files_gets_arrays_alone(rings, tmp_path):
+    h5py = pytest.importorskip("h5py")
     message = (
         r"field 'observation/depth' varies from step to step, which format 'd4rl' cannot store\. "
         r"Declare arrays of this shape \(a conversion makes them with cast=, --cast "
         r"observation/depth=uint8\), or leave the field out\."
     )
     with pytest.raises(SchemaError, match=f"^{message}"):
-        mr.export(rings("png"), tmp_path / "a.hdf5", cast={TOP: "uint8"})
+        mr.export(rings("png"), tmp_path / "a.hdf5", cast={DEPTH: "png"})
     assert not (tmp_path / "a.hdf5").exists()
+    schema = mr.Schema(
+        {
+            "observation": mr.Field.image(SHAPE, "png"),
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    frames = np.stack([array(TOP, n) for n in range(4)])
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 10) as buffer:
+        for n, frame in enumerate(frames):
+            buffer.add(observation=frame, action=n, reward=np.float32(n), terminated=n == 3)
+    mr.export(tmp_path / "ring", tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        np.testing.assert_array_equal(file["observations"][()], frames)
 
 
 def test_a_damaged_file_of_a_source_is_named(rings, tmp_path):
     source = rings("jpeg")
     forge(source, TOP, 4, ended_early)
     message = (
-        r"cast: field 'observation/top', image 4 of a block, is no jpeg image \[18, 22, 3\] "
+        r"field 'observation/top', image 4 of a block, is no jpeg image \[18, 22, 3\] "
         r"\(.+\)\. The source is damaged"
     )
     for form in ("uint8", "png", "jpeg:50"):
         with pytest.raises(SourceError, match=message):
             mr.load(source, tmp_path / "target", cast={TOP: form})
         assert not (tmp_path / "target").exists()
+    with pytest.raises(SourceError, match=message):
+        mr.export(source, tmp_path / "target.npz")
+    assert not (tmp_path / "target.npz").exists()
 
 
 def test_files_that_are_no_such_images_are_refused_by_their_row(rings, tmp_path):
     there = tmp_path / "rows.npz"
-    mr.export(rings("jpeg", 3), there)
+    mr.export(rings("jpeg", 3), there, cast={TOP: "jpeg"})
     with np.load(there) as loaded:
         arrays = dict(loaded)
     (values,) = [name for name in arrays if name.startswith(f"{TOP}") and "offset" not in name]
