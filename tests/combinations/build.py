@@ -27,6 +27,8 @@ FORMATS = {
     "parquet": "rows.parquet",
     "safetensors": "rows.safetensors",
 }
+ARRAYS = ("npz", "pt", "safetensors")
+"""Formats to which images become arrays, unless they are cast to files."""
 
 
 @dataclass
@@ -412,7 +414,9 @@ class Builder:
         file, target = self.folder / FORMATS[name], self.folder / "loaded"
         # csv holds no images unless it must.
         options = {"force": True} if name == "csv" and self.case.kind == "large" else {}
-        mr.export(self.buffer, file, **options)
+        images = {path: kind for path, kind in self.leaves.items() if kind in IMAGES}
+        casts = images if name in ARRAYS else None
+        mr.export(self.buffer, file, cast=casts, **options)
         self.buffer.close()
         mr.load(file, target)
         self._go_on(target)
