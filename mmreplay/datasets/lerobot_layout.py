@@ -212,14 +212,12 @@ def _notes_on(features: Collection[Feature], *, videos: bool) -> Iterator[str]:
         features: As they are stored.
         videos: The user did not turn video off.
     """
-    stay = [each for each in features if each.stored is not None and each.dtype == "image"]
+    stay = [each.path for each in features if each.stored is not None and each.dtype == "image"]
     if stay and videos:
-        # The option names all that become video; odd sides cannot.
-        even = [each for each in stay if not (each.shape[0] % 2 or each.shape[1] % 2)]
-        named = [each.path for each in features if each.dtype == "video" or each in even]
-        way = f". To make video of them, pass video={','.join(named)}" if even else ""
-        paths = ", ".join(repr(each.path) for each in stay)
-        yield f"files of {paths} go into the set as they are{way}"
+        yield (
+            f"files of {', '.join(map(repr, stay))} go into the set as they are. To make video of "
+            "them, pass video= with the names of all images that become video"
+        )
     wide = [each.path for each in features if each.dtype == "float64"]
     if wide:
         others = f", as {len(wide) - 1} others" if len(wide) > 1 else ""

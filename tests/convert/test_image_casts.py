@@ -680,10 +680,11 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
                 observation={"images": both}, action=np.zeros(2, "f4"), terminated=n % 4 == 3
             )
     report = mr.export(ring, tmp_path / "set", format="lerobot", fps=10, video=True)
-    top = "observation/images/top"
-    side = "observation/images/side"
-    way = f"To make video of them, pass video={top},{side}"
-    assert f"files of {top!r} go into the set as they are. {way}" in report.notes
+    said = (
+        "files of 'observation/images/top' go into the set as they are. To make video of them, "
+        "pass video= with the names of all images that become video"
+    )
+    assert said in report.notes
     features = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["features"]
     assert features["observation.images.top"]["dtype"] == "image"
     assert features["observation.images.side"]["dtype"] == "video"
