@@ -34,7 +34,7 @@ from tools.bench.turns import OURS
 Line = tuple[str, ...]
 """Keys of one figure in the JSON of its script."""
 Figures = dict[Line, float]
-BETTER_HIGH = ("per_s", "a_second")
+BETTER_HIGH = ("per_s", "a_second", "frames_s", "steps_s")
 BETTER_LOW = ("us", "ms", "s", "seconds", "busy")
 """Units as the last word of a key, or as one of its words."""
 CHANCE = 0.05
