@@ -37,6 +37,8 @@ class AutoExport:
     file is written at once. Rows that `clear`, `dequeue` or a smaller `resize` drop are
     not exported. Close it before the buffer.
 
+    In npz, pt and safetensors images are arrays; parquet keeps their files.
+
     With ``format="lerobot"`` the folder is a set. A thread looks each second for
     episodes that are finished and committed, and appends them in one step: a kill
     leaves the set before or after it, and no episode is appended twice or forgotten.

@@ -62,7 +62,8 @@ def export(
 
     Streams in blocks: memory does not grow with the buffer. The file also holds final
     rows, flags, positions, schema and statistics, so that `load` makes the same buffer
-    to the bit. It appears complete, synced and renamed, or not at all.
+    to the bit; images become arrays in formats without files of them. It appears
+    complete, synced and renamed, or not at all.
 
     Args:
         buffer: Open, or the path of its folder; a list of several is read as one, as in
@@ -157,7 +158,7 @@ def export(
 
     with ExitStack() as stack:
         sources = [_source(each, {"priorities": priorities}, stack) for each in several]
-        arrays = not target_format.images
+        arrays = not registry.takes_images(target_format, options)
         return Conversion(sources, selection, changes, envs, arrays).run(
             path, open_writer, suffix=suffix, overwrite=overwrite, strict=strict, progress=progress
         )

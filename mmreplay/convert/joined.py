@@ -384,8 +384,13 @@ def _refuse_unequal(
 
 
 def _bare(field: Field) -> tuple[object, ...]:
-    """What fields of joined sources have in common: all but the longest length."""
+    """What fields of joined sources have in common: all but the longest length.
+
+    Of images their codec and size, whatever their quality.
+    """
     shape = (None, *field.shape[1:]) if field.varies else field.shape
+    if field.encoding is not None:
+        shape = (field.encoding.codec, *field.encoding.shape)
     return field.kind, field.dtype, shape
 
 

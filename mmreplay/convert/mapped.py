@@ -119,6 +119,7 @@ class ChangedReader(ReaderOf):
             self._casts[path] = cast_of(path, schema.fields[path], dtype)
         if arrays:
             self._cast_to_arrays(schema)
+        self._casts = {path: cast for path, cast in self._casts.items() if path in self._paths}
         self._names = {path: path for path in self._paths}
         for name, new in changes.rename.items():
             for path in paths_of(schema.paths, [name], own_names, "rename"):
@@ -130,7 +131,8 @@ class ChangedReader(ReaderOf):
             for role, path in schema.roles.items()
             if any(each in self._paths for each in under(schema.paths, path))
         }
-        changed = bool(self._casts or changes.rename)
+        # Images as arrays are the same values: what is said of them still holds.
+        changed = bool(changes.cast or changes.rename)
         self._description = replace(
             description,
             schema=Schema.from_flat(changed_fields, roles),
@@ -151,14 +153,16 @@ class ChangedReader(ReaderOf):
     def _cast_to_arrays(self, schema: Schema) -> None:
         """Cast the images to arrays of which nothing else is said."""
         images = {
-            path: field
+            path: field.encoding.codec
             for path, field in schema.fields.items()
             if field.encoding is not None and path in self._paths and path not in self._casts
         }
-        self._casts |= {path: ImageCast(path, field, "uint8") for path, field in images.items()}
+        self._casts |= {path: ImageCast(path, schema.fields[path], "uint8") for path in images}
         if images:
+            keeps = " ".join(f"--cast {path}={codec}" for path, codec in images.items())
             self.report.note(
-                f"images of {', '.join(map(repr, images))} become arrays: parquet keeps their files"
+                f"images of {', '.join(map(repr, images))} become arrays. Parquet keeps their "
+                f"files, and so does {keeps} in npz, pt and safetensors"
             )
 
     def _changed(self, schema: Schema) -> dict[str, Field]:
@@ -174,11 +178,15 @@ class ChangedReader(ReaderOf):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        if rows_per_block is None and self._encoded:
-            # More rows than of arrays that go to a file: each read has its price.
+        if any(cast.recodes for cast in self._casts.values()):
+            # By what is in memory, which are arrays: files of images may be small.
             source = self._reader.describe()
-            wide = ENCODED_NBYTES // max(1, source.row_nbytes)
-            rows_per_block = max(default_rows(source), wide)
+            source = replace(source, schema=source.schema.drawn)
+            rows = default_rows(source)
+            if self._encoded:
+                # More than of arrays that go to a file: each read has its price.
+                rows = max(rows, ENCODED_NBYTES // max(1, source.row_nbytes))
+            rows_per_block = min(rows, rows_per_block or rows)
         blocks = self._reader.blocks(rows_per_block)
         for block in self._decoded(blocks) if self._encoded else blocks:
             columns = {}
@@ -334,9 +342,14 @@ class ImageCast:
         self.field = Field.image(arrays.shape, codec, quality, subsampling)  # type: ignore[arg-type]  # checked there
 
     @property
+    def recodes(self) -> bool:
+        """Whether images are encoded or decoded."""
+        return self.field != self._from
+
+    @property
     def encodes(self) -> bool:
         """Whether the lengths of values are known when they are made."""
-        return self.field.varies and self.field != self._from
+        return self.field.varies and self.recodes
 
     @property
     def said(self) -> str | None:
@@ -375,7 +388,7 @@ class Cast:
         error: The largest relative error of a float so far.
     """
 
-    encodes = False
+    encodes = recodes = False
 
     @property
     def said(self) -> str | None:

@@ -15,7 +15,7 @@ format; `LAYOUTS` lists them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -571,6 +571,11 @@ def planned(
     if "target" in inspect.signature(function).parameters:
         options["target"] = target
     return cast("int | None", function(description, **options))
+
+
+def takes_images(file_format: Format, options: Mapping[str, object]) -> bool:
+    """Whether a target takes files of image fields; layouts of others have arrays."""
+    return file_format.images and options.get("layout") is None
 
 
 def _refuse_rows(file_format: Format, description: Description, layout: object) -> None:

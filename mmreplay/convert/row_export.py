@@ -78,7 +78,8 @@ class RowExport:
 
     def _for_format(self, reader: Reader) -> Reader:
         """The same rows as the format takes them: see `Format.images`."""
-        return change(reader, Changes(), arrays=not self._format.images)
+        arrays = not registry.takes_images(self._format, self._options)
+        return change(reader, Changes(), arrays=arrays)
 
     def _open_writer(self, target: Path) -> Callable[[Description], Writer]:
         def open_writer(description: Description) -> Writer:

@@ -63,6 +63,8 @@ def mean_nbytes(buffer: ReplayBuffer, path: str, sample: Sample) -> int:
     where = some.env_ids[there], some.positions[there]
     try:
         lengths = buffer.view.get_lengths((path,), *where, damaged=True)[path]
+        # A damaged reference may say any length.
+        lengths = lengths[lengths <= (buffer.schema[path].max_length or 0)]
     except StaleError:
         # The writer was faster.
         lengths = np.zeros(0, np.int64)

@@ -143,6 +143,7 @@ def test_scripts_with_a_slower_line_run_more_rounds_in_turns(monkeypatch):
         (["HEAD", "--options=--rows=5"], "--options are of one script. Name it."),
         (["HEAD", "bench_add", "bench_zarr", "--options=--rows=5"], "--options are of one script."),
         (["HEAD", "--rounds=2", "--more=2"], "called slower after less than 5 rounds in all."),
+        (["HEAD", "--rounds=0"], "called slower after less than 5 rounds in all."),
     ],
 )
 def test_what_could_tell_nothing_is_refused(capsys, arguments, message):

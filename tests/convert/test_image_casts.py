@@ -12,7 +12,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli.run import run
-from mmreplay.convert import mapped, transfer
+from mmreplay.convert import base, mapped, transfer
 from mmreplay.datasets import images
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from mmreplay.testing.disks import QuickDisk, using
@@ -307,7 +307,10 @@ def test_several_rings_are_cast_as_one(rings, tmp_path):
 FORMATS = ("npz", "pt", "csv", "parquet", "safetensors")
 ARRAYS = ("npz", "pt", "safetensors")
 """Formats to which images become arrays, unless they are cast to files."""
-ALL_ARRAYS = f"images of {TOP!r}, {DEPTH!r} become arrays: parquet keeps their files"
+ALL_ARRAYS = (
+    f"images of {TOP!r}, {DEPTH!r} become arrays. Parquet keeps their files, and so does "
+    f"--cast {TOP}=jpeg --cast {DEPTH}=jpeg in npz, pt and safetensors"
+)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -373,6 +376,83 @@ def test_arrays_of_a_file_are_those_that_are_drawn(rings, tmp_path):
         (path,) = [path for path, _ in exporter.reports]
     with np.load(path) as loaded:
         np.testing.assert_array_equal(loaded[name], drawn)
+
+
+def test_rings_with_images_keep_their_name_and_statistics_in_files_of_arrays(rings, tmp_path):
+    source = rings("png")
+    with mr.ReplayBuffer.open(source, "r+") as buffer:
+        buffer.set_statistics({"number": {"mean": 11.0}})
+    for name in ("one.npz", "two.npz"):
+        mr.export(source, tmp_path / name)
+    mr.load(tmp_path / "one.npz", tmp_path / "again")
+    with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
+        assert buffer.statistics == {"number": {"mean": 11.0}}
+    # So rows that two files both have are found.
+    with pytest.raises(SchemaError, match="both have the row at position 0"):
+        mr.load([tmp_path / "one.npz", tmp_path / "two.npz"], tmp_path / "both")
+
+
+def test_a_layout_of_another_library_gets_arrays(rings, tmp_path):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field.image(SHAPE, "png"),
+            "action": mr.Field((1,), "float32"),
+            "reward": mr.Field((1,), "float32"),
+            "terminated": mr.Field((1,), "bool"),
+        }
+    )
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 4) as buffer:
+        for n in range(4):
+            buffer.add(
+                observation=array(TOP, n), action=[n], reward=[np.float32(n)], terminated=[False]
+            )
+    report = mr.export(tmp_path / "ring", tmp_path / "a.csv", layout="skrl", force=True)
+    assert [note for note in report.notes if "become arrays" in note]
+    mr.export(tmp_path / "ring", tmp_path / "plain.csv")
+    mr.load(tmp_path / "plain.csv", tmp_path / "again")
+    assert files_of(tmp_path / "again", "observation") == files_of(tmp_path / "ring", "observation")
+
+
+def test_small_files_of_large_images_are_decoded_a_block_at_a_time(tmp_path, monkeypatch):
+    shape = (256, 256, 3)
+    schema = mr.Schema({"observation": mr.Field.image(shape, "png")})
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 300) as buffer:
+        buffer.extend(observation=np.zeros((300, *shape), np.uint8))
+    seen = []
+    cast = mapped.ImageCast.__call__
+    monkeypatch.setattr(
+        mapped.ImageCast,
+        "__call__",
+        lambda self, column: seen.append(len(column)) or cast(self, column),
+    )
+    nbytes = int(np.prod(shape))
+    for target, casts, most in (
+        ("rows.npz", None, base.BLOCK_NBYTES),
+        ("ring2.parquet", {"observation": "jpeg:90"}, mapped.ENCODED_NBYTES),
+    ):
+        mr.export(tmp_path / "ring", tmp_path / target, cast=casts)
+        assert sum(seen) == 300
+        assert max(seen) * nbytes <= most
+        seen.clear()
+
+
+@pytest.mark.parametrize("other", [mr.Field.image(SHAPE, "jpeg", 90), mr.Field.image(GRAY, "png")])
+def test_rings_of_other_images_are_not_read_as_one(tmp_path, other):
+    fields = {"one": mr.Field.image(SHAPE, "png"), "two": other}
+    for name, field in fields.items():
+        with mr.ReplayBuffer.create(
+            tmp_path / name, mr.Schema({"observation": field}), 4
+        ) as buffer:
+            buffer.add(observation=np.zeros(field.drawn.shape, np.uint8))
+    with pytest.raises(SchemaError, match=r"field 'observation' is png image .* in .*one, and"):
+        mr.export([tmp_path / "one", tmp_path / "two"], tmp_path / "rows.npz")
+
+
+def test_a_field_that_is_cast_may_be_dropped(rings, tmp_path):
+    for kind, codec in (("png", "png"), ("raw", "png"), ("jpeg", "uint8")):
+        target = tmp_path / f"{kind}.parquet"
+        mr.export(rings(kind), target, cast={TOP: codec}, drop=[TOP])
+        assert not [name for name in pq.read_schema(target).names if name.endswith("top")]
 
 
 def test_a_table_has_the_files_as_bytes(rings, tmp_path):

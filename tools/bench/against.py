@@ -309,7 +309,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.options and len(options.scripts) != 1:
         parser.error("--options are of one script. Name it.")
-    if options.rounds + options.more < LEAST_ROUNDS:
+    if options.rounds < 1 or options.rounds + options.more < LEAST_ROUNDS:
         parser.error(f"no line can be called slower after less than {LEAST_ROUNDS} rounds in all.")
     return options
 
