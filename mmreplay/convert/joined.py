@@ -388,9 +388,9 @@ def _bare(field: Field) -> tuple[object, ...]:
 
     Of images their codec and size, whatever their quality.
     """
-    shape = (None, *field.shape[1:]) if field.varies else field.shape
     if field.encoding is not None:
-        shape = (field.encoding.codec, *field.encoding.shape)
+        return field.kind, field.encoding.codec, field.encoding.shape
+    shape = (None, *field.shape[1:]) if field.varies else field.shape
     return field.kind, field.dtype, shape
 
 
