@@ -463,7 +463,7 @@ def convert(
         choice,
         changes if changes.options or frame_skip is not None else None,
         typing.cast("JoinEnvs", envs),
-        arrays=not registry.takes_images(writes, writing),
+        arrays=not writes.takes_images(writing),
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     with _report_interrupts(target, typed):

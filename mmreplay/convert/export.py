@@ -158,7 +158,7 @@ def export(
 
     with ExitStack() as stack:
         sources = [_source(each, {"priorities": priorities}, stack) for each in several]
-        arrays = not registry.takes_images(target_format, options)
+        arrays = not target_format.takes_images(options)
         return Conversion(sources, selection, changes, envs, arrays).run(
             path, open_writer, suffix=suffix, overwrite=overwrite, strict=strict, progress=progress
         )

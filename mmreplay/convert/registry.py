@@ -67,6 +67,13 @@ class Format:
     images: bool = False
     appends: bool = False
 
+    def takes_images(self, options: Mapping[str, object]) -> bool:
+        """Whether it takes files of images with these options of its writer.
+
+        Layouts of other libraries have arrays.
+        """
+        return self.images and options.get("layout") is None
+
 
 BUFFERS = Format(
     BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder", varies=True, images=True
@@ -571,11 +578,6 @@ def planned(
     if "target" in inspect.signature(function).parameters:
         options["target"] = target
     return cast("int | None", function(description, **options))
-
-
-def takes_images(file_format: Format, options: Mapping[str, object]) -> bool:
-    """Whether a target takes files of image fields; layouts of others have arrays."""
-    return file_format.images and options.get("layout") is None
 
 
 def _refuse_rows(file_format: Format, description: Description, layout: object) -> None:

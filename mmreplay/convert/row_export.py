@@ -78,7 +78,7 @@ class RowExport:
 
     def _for_format(self, reader: Reader) -> Reader:
         """The same rows as the format takes them: see `Format.images`."""
-        arrays = not registry.takes_images(self._format, self._options)
+        arrays = not self._format.takes_images(self._options)
         return change(reader, Changes(), arrays=arrays)
 
     def _open_writer(self, target: Path) -> Callable[[Description], Writer]:
