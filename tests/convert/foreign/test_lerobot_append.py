@@ -526,17 +526,18 @@ def record(tmp_path, kill_at, episodes=2, delay=None):
     return process.returncode, [first.strip(), *out.split("\n")]
 
 
-@pytest.mark.slow
-@pytest.mark.crash
-def test_no_kill_appends_an_episode_twice_or_forgets_one(tmp_path):
+def record_and_kill(folder, lives):
+    """Recorders of one set that are killed one after another; return how many were.
+
+    Args:
+        folder: Of the ring and the set.
+        lives: What kills each, a call or a time, and which.
+    """
     finished, promised, killed = [], 0, 0
-    rng = np.random.default_rng(1)
-    lives = [("call", each) for each in range(1, count(120, 3) * 7, 7)]
-    lives += [("time", rng.random() * 0.6) for _ in range(count(200, 3))]
     for kind, when in lives:
-        before = len(episodes_of(tmp_path / "set")) if (tmp_path / "set").exists() else 0
+        before = len(episodes_of(folder / "set")) if (folder / "set").exists() else 0
         at, delay = (when, None) if kind == "call" else (0, when)
-        code, lines = record(tmp_path, at, 2 if kind == "call" else 50, delay)
+        code, lines = record(folder, at, 2 if kind == "call" else 50, delay)
         killed += code != 0
         for line in lines:
             what, _, number = line.partition(" ")
@@ -544,19 +545,34 @@ def test_no_kill_appends_an_episode_twice_or_forgets_one(tmp_path):
                 finished.append(int(number))
             if what == "appended":
                 promised = max(promised, before + int(number))
-        if not (tmp_path / "set").exists():
+        if not (folder / "set").exists():
             assert not promised
             continue
-        found = [episode for episode, _ in episodes_of(tmp_path / "set")]
+        found = [episode for episode, _ in episodes_of(folder / "set")]
         assert found == sorted(set(found)), (kind, when)
         assert len(found) >= promised, (kind, when)
-    assert killed > len(lives) // 2
-    record(tmp_path, 0, 0)
-    found = episodes_of(tmp_path / "set")
+    record(folder, 0, 0)
+    found = episodes_of(folder / "set")
     # Between its last row and its message an episode is finished, and nobody was told.
     assert set(finished) <= {episode for episode, _ in found}
     assert all(steps == length_of(episode) for episode, steps in found)
-    assert not [each for each in os.listdir(tmp_path) if each.startswith("tmp-mmreplay-new")]
+    assert not [each for each in os.listdir(folder) if each.startswith("tmp-mmreplay-new")]
+    return killed
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_no_kill_appends_an_episode_twice_or_forgets_one(tmp_path):
+    rng = np.random.default_rng(1)
+    lives = [("call", each) for each in range(1, count(120, 3) * 7, 7)]
+    lives += [("time", rng.random() * 0.6) for _ in range(count(200, 3))]
+    killed = 0
+    # After each life the whole set is read: a new one now and then keeps that short.
+    for first in range(0, len(lives), 20):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        killed += record_and_kill(folder, lives[first : first + 20])
+    assert killed > len(lives) // 2
 
 
 def test_every_call_of_one_append_may_be_its_last(tmp_path):
