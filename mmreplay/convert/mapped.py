@@ -151,7 +151,7 @@ class ChangedReader(ReaderOf):
         ]
 
     def _cast_to_arrays(self, schema: Schema) -> None:
-        """Cast the images to arrays of which nothing else is said."""
+        """Cast the images to arrays that no cast names."""
         images = {
             path: field.encoding.codec
             for path, field in schema.fields.items()

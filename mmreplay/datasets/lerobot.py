@@ -245,7 +245,7 @@ class LerobotReader(FragmentReader):
         names = name_fields(paths, frames.folder, notes, fields, ends)
         tables = self._episode_tables()
         self._cameras: dict[str, VideoRows] = {}
-        # Cameras of which no field is read are not looked up.
+        # A camera that becomes no field is not looked up.
         read = [camera for own, camera in cameras.items() if own in names]
         listed = read_columns(frames.folder, tables, read)
         self._named = self._rows_of(names, cameras, tables, listed, tasks, window)

@@ -53,6 +53,8 @@ def read_numbers(
 def mean_nbytes(buffer: ReplayBuffer, path: str, sample: Sample) -> int:
     """Bytes of the average file of a field of images, by some rows of a sample.
 
+    Zero where the writer has overwritten all of them.
+
     Args:
         buffer: Open in any mode.
         path: The field.
