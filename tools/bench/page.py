@@ -109,11 +109,10 @@ leaves its last record.
 
 `against` compares this tree with a commit: it runs the scripts of both in turns, each
 with its own package and without other libraries, and prints the ratio of every line.
-Two runs of one tree differ by 10 % on a shared machine. So a line is called slower, and
-the status is 1, only if its best and its median are below 0.95 of the commit's speed,
-and nearly all rounds are: 7 of 8. Other lines whose best and median are below are
-called unclear. So a quarter of the lines that lost a tenth are found, and two thirds of
-those that lost 15 %; more rounds (`--rounds 10 --more 10`) find more.
+It ends with status 1 if best and median of a line are below 0.95 of the commit's speed.
+Two runs of one tree differ by 10 % on a shared machine: such a line is called slower
+where nearly all rounds are below, 7 of 8, and else unclear. Then run more
+(`--rounds 10 --more 10`).
 
 One alone, with its own options (`--help` lists them):
 
