@@ -389,7 +389,9 @@ class Sums:
             if len(flat):
                 # `bincount` adds one number after another, to the sum so far here.
                 weights = flat.astype(np.float64)
-                weights[starts] += sums[sections.episodes]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    # Infinities of both signs are NaN, as a sum in turn has it.
+                    weights[starts] += sums[sections.episodes]
                 which = np.repeat(np.arange(len(lengths)), lengths)
                 sums[sections.episodes] = np.bincount(which, weights, len(lengths))
             return

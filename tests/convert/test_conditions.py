@@ -13,6 +13,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert.base import Block
+from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.condition import parse
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.errors import SchemaError
@@ -127,6 +128,22 @@ def test_random_conditions_are_what_the_twin_says():
     assert both > 0.3 * conditions
     assert unknown > 0.05 * conditions
     assert beyond > 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_infinities_of_both_signs_sum_to_nan_in_blocks_of_any_size(tmp_path, size):
+    schema = mr.Schema({"x": mr.Field((), "float64"), "terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 4) as buffer:
+        for x, end in ((np.inf, False), (-np.inf, True), (1e308, False), (1e308, True)):
+            buffer.add(x=x, terminated=end)
+        rows = BufferReader(buffer)
+        whole = rows.blocks
+        rows.blocks = lambda rows_per_block=None: whole(size)
+        truth = EpisodeFacts(rows, parse("sum(x) > 0", schema.fields, "")).selected()
+    # NaN says nothing of the first episode; the second one is infinite.
+    assert truth.true.tolist() == [False, True]
+    assert truth.unknown is not None
+    assert truth.unknown.tolist() == [True, False]
 
 
 def test_the_twin_imports_nothing_of_the_package():
