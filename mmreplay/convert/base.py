@@ -234,6 +234,10 @@ class ReaderOf(Reader):
         """See `Reader.path_of`."""
         return self._reader.path_of(env_id, position)
 
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._reader.own_names()
+
     def close(self) -> None:
         """See `Reader.close`."""
         self._reader.close()

@@ -1,7 +1,8 @@
 """Writes a new buffer from blocks of rows; it appears complete or not at all.
 
 A new buffer begins at the source's first positions and keeps flags, autoreset and
-statistics, so that a buffer that was exported and loaded again is the same to the bit.
+statistics, so that a buffer that was exported and loaded again is the same to the bit,
+but for images that became arrays in the file.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class EachNth(ReaderOf):
         one_of("skip_reward", reward, SKIP_REWARDS)
         description = reader.describe()
         schema = description.schema
-        self._reward = schema.role("reward") if reward == "sum" else None
+        self._of_sum = schema.role_paths("reward") if reward == "sum" else ()
         last = ["terminated", "truncated", "next_observation"]
         last += ["reward"] if reward == "last" else []
         self._of_last = {path for role in last for path in schema.role_paths(role)}
@@ -202,8 +202,8 @@ class EachNth(ReaderOf):
             lasts = np.append(firsts[1:], len(rows)) - 1
             columns: dict[str, Any] = {}
             for path, column in rows.columns.items():
-                if path == self._reward and len(column):
-                    columns[path] = self._sum(column, firsts)
+                if path in self._of_sum and len(column):
+                    columns[path] = self._sum(path, column, firsts)
                 elif path != PRIORITY:
                     columns[path] = column[lasts if path in self._of_last else firsts]
             env_ids = rows.env_ids[firsts]
@@ -215,10 +215,9 @@ class EachNth(ReaderOf):
             flags = rows.flags[firsts] | (rows.flags[lasts] & END)
             yield Block(columns, env_ids, positions, flags)
 
-    def _sum(self, column: Any, firsts: Ids) -> NDArray[Any]:
+    def _sum(self, path: str, column: Any, firsts: Ids) -> NDArray[Any]:
         """Sums of the rewards of each group, in the field's own dtype."""
-        assert self._reward is not None
-        field = self._description.schema.fields[self._reward]
+        field = self._description.schema.fields[path]
         numbers = field.rules.numbers(field, column)
         assert numbers is not None
         exact = numbers.dtype.kind != "f"
@@ -226,7 +225,7 @@ class EachNth(ReaderOf):
         with np.errstate(all="ignore"):
             sums = np.add.reduceat(wide, firsts, axis=0)
         if not exact:
-            return field.convert(sums, self._reward, (len(firsts),))
+            return field.convert(sums, path, (len(firsts),))
         largest: int = 1 if field.dtype == "bool" else np.iinfo(field.dtype).max
         beyond = (sums < -largest - 1) | (sums > largest)
         if beyond.any():
@@ -284,9 +283,17 @@ class MappedReader(ReaderOf):
                     "Declare new fields only; return values of others as they are."
                 )
         every = {**description.schema.fields, **self._added}
+        schema = Schema.from_flat(every, description.schema.roles)
+        refuse_new_ends(description.schema.roles, schema, f"map {self._name}: schema")
+        user = description.user
+        if isinstance(imported := user.get("minari"), dict):
+            # Values may lie outside of the spaces of the source.
+            kept = {key: value for key, value in imported.items() if not key.endswith("_space")}
+            user = {**user, "minari": kept}
         self._description = replace(
             description,
-            schema=Schema.from_flat(every, description.schema.roles),
+            schema=schema,
+            user=user,
             uuid="",
             statistics={},
             heap_nbytes=0,
@@ -296,7 +303,8 @@ class MappedReader(ReaderOf):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        blocks, stop = self._reader.blocks(rows_per_block), self._description.stop
+        # Blocks of the source's own size: each copies the episode that waits.
+        blocks, stop = self._reader.blocks(), self._description.stop
         for rows, firsts in groups(blocks, stop, max_nbytes=MAX_EPISODE_NBYTES):
             block = self._mapped(rows, firsts)
             for first in range(0, len(block), rows_per_block or len(block)):
@@ -353,12 +361,20 @@ class MappedReader(ReaderOf):
                         f"{at} must not change {path!r}, as flags say where episodes end. Leave "
                         "it out of what is returned."
                     )
+
+        def is_changed(path: str) -> bool:
+            if path in self._added:
+                return True
+            old: Any = episode.columns[path][:steps]
+            new: Any = changed[path]
+            if not fields[path].varies:
+                return not np.array_equal(old, new)
+            old, new = (Ragged.concatenate([each]) for each in (old, new))
+            same = np.array_equal(old.offsets, new.offsets)
+            return not (same and np.array_equal(old.values, new.values))
+
         observed = self._description.schema.role_paths("observation")
-        if len(episode) > steps and any(
-            path in self._added or not np.array_equal(changed[path], episode.columns[path][:steps])
-            for path in observed
-            if not fields[path].varies
-        ):
+        if len(episode) > steps and any(map(is_changed, observed)):
             self.report.doubt(
                 f"map {self._name} was not called with final observations, which stay as they are"
             )
@@ -391,6 +407,27 @@ class MappedReader(ReaderOf):
                     "each episode."
                 )
         return returned
+
+
+def refuse_new_ends(roles: Mapping[str, str], schema: Schema, option: str) -> None:
+    """Refuse fields that become ends of episodes, of which flags say nothing.
+
+    Args:
+        roles: Of the rows before, by the names that fields have now.
+        schema: Of the rows now.
+        option: Of the user, for errors.
+
+    Raises:
+        SchemaError: A field plays the role of an end that it did not play before.
+    """
+    for end in ("terminated", "truncated"):
+        path = schema.role(end)
+        if path is not None and path != roles.get(end):
+            raise SchemaError(
+                f"{option} makes field {path!r} play the role {end}, and the source does not end "
+                "its episodes by it. Use another name, or add the rows to a new ring, whose "
+                "episodes it ends."
+            )
 
 
 def given_values(field: Field, column: Any) -> Any:

@@ -40,6 +40,7 @@ from mmreplay.convert.select import (
 )
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.source_names import OwnNames
 
 Ids = NDArray[np.int64]
 Envs = Literal["append", "stack"]
@@ -102,15 +103,18 @@ def join(
         )
     notes = Notes()
     paths: tuple[str, ...] | None = None
+    own_names: OwnNames = {}
     sources: list[Source] = []
     facts: list[EpisodeFacts] = []
     rows = 0
     for path, opener in openers:
         with name_source(path), opener() as reader:
             description = reader.describe()
-            if not sources and selection.fields is not None:
-                paths = paths_of(description.schema.paths, selection.fields, reader.own_names())
-            if sources:
+            if not sources:
+                own_names = reader.own_names()
+                if selection.fields is not None:
+                    paths = paths_of(description.schema.paths, selection.fields, own_names)
+            else:
                 _refuse_unequal(sources[0], path, description, envs, paths)
             span = span_of(description, selection)
             rows += int(span.lengths.sum())
@@ -138,8 +142,7 @@ def join(
     if selection.rows is not None:
         _slice_rows(sources, selection.rows)
         notes.steps.append(f"rows leaves {sum(each.ranges.rows for each in sources):,} rows")
-    if not selection.unique:
-        _refuse_twice(sources)
+    _check_twice(sources, notes if selection.unique else None)
     selected = {}
     for name, taken in divide(chosen, selection, notes).items():
         some = sources
@@ -149,10 +152,15 @@ def join(
                 for source, each, mine in zip(sources, facts, of_each, strict=True)
             ]
         origins = [
-            Origin(source.description, source.ranges, (len(each), int(taken[mine].sum())))
+            Origin(
+                source.description,
+                source.ranges,
+                # Rows that were sliced are of fewer episodes.
+                None if selection.rows is not None else (len(each), int(taken[mine].sum())),
+            )
             for source, each, mine in zip(some, facts, of_each, strict=True)
         ]
-        selected[name] = Selected(JoinedReader(some, envs, notes, paths), origins)
+        selected[name] = Selected(JoinedReader(some, envs, notes, paths, own_names), origins)
     return selected
 
 
@@ -169,6 +177,7 @@ class JoinedReader(Reader):
         envs: Envs,
         notes: Notes,
         paths: tuple[str, ...] | None = None,
+        own_names: OwnNames | None = None,
     ) -> None:
         """Lay the rows of sources out one after another.
 
@@ -177,7 +186,9 @@ class JoinedReader(Reader):
             envs: See `join`.
             notes: Of the result.
             paths: The fields to read; all by default.
+            own_names: See `Reader.own_names`; of the first source.
         """
+        self._own_names = own_names or {}
         self.report, self._sources = notes, [source for source in sources if source.ranges.rows]
         first = sources[0].description
         counts = [source.description.num_envs for source in sources]
@@ -227,6 +238,10 @@ class JoinedReader(Reader):
     def describe(self) -> Description:
         """See `Reader.describe`."""
         return self._description
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._own_names
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
@@ -406,8 +421,16 @@ def _widest(schemas: Sequence[Schema], paths: Sequence[str]) -> Schema:
     return Schema.from_flat(fields, schemas[0].roles)
 
 
-def _refuse_twice(sources: Sequence[Source]) -> None:
-    """Refuse rows of one buffer that two sources have."""
+def _check_twice(sources: Sequence[Source], notes: Notes | None) -> None:
+    """Look for rows of one buffer that two sources have.
+
+    Args:
+        sources: With the rows that are selected.
+        notes: Where equal episodes were left out: of the result, which is told.
+
+    Raises:
+        SchemaError: There are some, and no episodes were left out.
+    """
     by_uuid: dict[str, list[Source]] = {}
     for source in sources:
         if source.description.uuid:
@@ -425,8 +448,11 @@ def _refuse_twice(sources: Sequence[Source]) -> None:
         )
         for one, other in pairwise(rows):
             if one[0] == other[0] and other[1] < one[2]:
-                raise SchemaError(
+                both = (
                     f"{several[one[3]].path} and {several[other[3]].path} both have the row at "
-                    f"position {other[1]} of environment {other[0]} of one buffer. Pass one of "
-                    "them, or select other episodes."
+                    f"position {other[1]} of environment {other[0]} of one buffer"
                 )
+                if notes is None:
+                    raise SchemaError(f"{both}. Pass one of them, or select other episodes.")
+                notes.doubt(f"{both}, in episodes that differ, as one of them is cut: both stay")
+                return

@@ -76,9 +76,10 @@ def load(
     """Make a new buffer from the rows of a file.
 
     Streams in blocks: memory does not grow with the file. A file of `export` gives the
-    same buffer to the bit, with positions, flags and statistics. For any other file the
-    report says how episode ends were found and what was left out. The buffer appears
-    complete, synced and renamed, or not at all. Nothing read from the file is executed.
+    same buffer to the bit, with positions, flags and statistics; images that became
+    arrays in it stay arrays. For any other file the report says how episode ends were
+    found and what was left out. The buffer appears complete, synced and renamed, or not
+    at all. Nothing read from the file is executed.
 
     Args:
         source: A file, or a folder of a known kind; or a Minari dataset, by its id

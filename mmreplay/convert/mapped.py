@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.base import Block, Reader, ReaderOf, default_rows, read_ahead
-from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward
+from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward, refuse_new_ends
 from mmreplay.convert.description import PRIORITY
 from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
@@ -24,6 +24,7 @@ from mmreplay.ragged import Ragged
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import bfloat16_bits, canonical_name, from_bfloat16_bits
 from mmreplay.schema.images import CODECS, QUALITY
+from mmreplay.strict_json import Json
 
 Numbers = NDArray[np.generic]
 ENCODED_NBYTES = 32 << 20
@@ -117,9 +118,14 @@ class ChangedReader(ReaderOf):
             if more:
                 raise SchemaError(f"cast: {shown(name)} is several fields. Cast each by its path.")
             self._casts[path] = cast_of(path, schema.fields[path], dtype)
+        self._casts = {path: cast for path, cast in self._casts.items() if path in self._paths}
+        # What changes nothing, and images as arrays, are the same values: what is said
+        # of them still holds.
+        changed = bool(changes.rename) or any(
+            cast.field != schema.fields[path] for path, cast in self._casts.items()
+        )
         if arrays:
             self._cast_to_arrays(schema)
-        self._casts = {path: cast for path, cast in self._casts.items() if path in self._paths}
         self._names = {path: path for path in self._paths}
         for name, new in changes.rename.items():
             for path in paths_of(schema.paths, [name], own_names, "rename"):
@@ -131,16 +137,19 @@ class ChangedReader(ReaderOf):
             for role, path in schema.roles.items()
             if any(each in self._paths for each in under(schema.paths, path))
         }
-        # Images as arrays are the same values: what is said of them still holds.
-        changed = bool(changes.cast or changes.rename)
+        new_schema = Schema.from_flat(changed_fields, roles)
+        refuse_new_ends(roles, new_schema, "rename")
+        user = description.user
+        if changes.rename and isinstance(imported := user.get("lerobot"), dict):
+            user = {**user, "lerobot": self._renamed_features(imported)}
         self._description = replace(
             description,
-            schema=Schema.from_flat(changed_fields, roles),
+            schema=new_schema,
+            user=user,
             statistics={} if changed else description.statistics,
             uuid="" if changed else description.uuid,
-            heap_nbytes=description.heap_nbytes
-            if any(f.varies for f in changed_fields.values())
-            else 0,
+            # Files that are made here take another space than the source's.
+            heap_nbytes=description.heap_nbytes if new_schema.varying and not self._encoded else 0,
             values=None,
         )
         reader.only(self._paths)
@@ -159,11 +168,27 @@ class ChangedReader(ReaderOf):
         }
         self._casts |= {path: ImageCast(path, schema.fields[path], "uint8") for path in images}
         if images:
-            keeps = " ".join(f"--cast {path}={codec}" for path, codec in images.items())
+            cast = ", ".join(f"{path!r}: {codec!r}" for path, codec in images.items())
+            words = " ".join(f"--cast {path}={codec}" for path, codec in images.items())
             self.report.note(
                 f"images of {', '.join(map(repr, images))} become arrays. Parquet keeps their "
-                f"files, and so does {keeps} in npz, pt and safetensors"
+                f"files, and so does mr.export with cast={{{cast}}} ({words}) to npz, pt and "
+                "safetensors"
             )
+
+    def _renamed_features(self, imported: Json) -> Json:
+        """What is known of a LeRobot dataset's features, by the new paths.
+
+        A field with a new path is exported by its path; names of components stay.
+        """
+        known = imported.get("features")
+        features = {}
+        for path, feature in known.items() if isinstance(known, dict) else ():
+            new = self._names.get(path)
+            if new is not None and isinstance(feature, dict):
+                names = {"names": feature.get("names")}
+                features[new] = feature if new == path else names
+        return {**imported, "features": features}
 
     def _changed(self, schema: Schema) -> dict[str, Field]:
         """The fields that stay, with their new names and dtypes."""
@@ -191,8 +216,8 @@ class ChangedReader(ReaderOf):
         for block in self._decoded(blocks) if self._encoded else blocks:
             columns = {}
             for path in self._paths:
-                column, cast = block.columns[path], self._casts.get(path)
-                columns[self._names[path]] = column if cast is None else cast(column)
+                cast = self._casts.get(path)
+                columns[self._names[path]] = block.columns[path] if cast is None else cast(block)
             if PRIORITY in block.columns:
                 columns[PRIORITY] = block.columns[PRIORITY]
             yield replace(block, columns=columns)
@@ -361,20 +386,23 @@ class ImageCast:
         lossy = ", which changes them" if self.field.encoding.codec == "jpeg" else ""
         return f"images of field {self.path!r} are stored as {self.field.encoding.options}{lossy}"
 
-    def __call__(self, column: Any) -> Any:
+    def __call__(self, block: Block) -> Any:
         """Images ``[N, height, width, channels]``, or `Ragged` of their files.
 
         Raises:
             SourceError: A file is damaged.
         """
+        column: Any = block.columns[self.path]
         if self.field == self._from:
             return column
         if self._from.encoding is not None:
             column, damage = self._from.rules.decode(self._from, column, None)
             for number, what in damage.items():
                 raise SourceError(
-                    f"field {self.path!r}, image {number} of a block, is no "
-                    f"{self._from.description} ({what}). The source is damaged."
+                    f"field {self.path!r}: the image of environment {block.env_ids[number]}, "
+                    f"position {block.positions[number]} as the target counts, is no "
+                    f"{self._from.description} ({what}). The source is damaged: drop the field, "
+                    "leave out the episode, or restore the source from a copy."
                 )
         return self.field.rules.convert(self.field, column, self.path, (len(column),))
 
@@ -415,13 +443,13 @@ class Cast:
         self.path, self._from, self.error = path, field, 0.0
         self.field = Field(field.shape, name, exact=field.exact, mutable=field.mutable)
 
-    def __call__(self, column: Numbers) -> Numbers:
+    def __call__(self, block: Block) -> Numbers:
         """Values ``[N, *shape]`` in the new dtype.
 
         Raises:
             SourceError: One does not fit.
         """
-        column = np.asarray(column)
+        column = np.asarray(block.columns[self.path])
         numbers = self._from.rules.numbers(self._from, column)
         assert numbers is not None
         dtype = self.field.dtype

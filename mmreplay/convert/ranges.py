@@ -25,6 +25,7 @@ from mmreplay.episodes import BREAK, CUT, END, FINAL, START, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.ring import Span, one_env
+from mmreplay.schema.source_names import OwnNames
 
 FORMAT, VERSION = "mmreplay selection", 1
 MAX_NBYTES = 16 << 20
@@ -256,7 +257,11 @@ class RangesReader(Reader):
         self.report = reader.report
         self._reader, self.ranges = reader, ranges
         description = reader.describe()
-        self._truncated = description.schema.role("truncated") or ""
+        schema = description.schema
+        self._truncated = schema.role("truncated") or ""
+        # Ends per agent stay true until the last one ends.
+        agents = schema.num_agents is not None
+        self._terminated = (schema.role("terminated") or "") if agents else ""
         self._final_follows = description.autoreset == "next_step"
         self.paths = description.schema.paths
         if description.priorities:
@@ -288,8 +293,8 @@ class RangesReader(Reader):
     def keep(self, paths: tuple[str, ...], *, priorities: bool = True) -> None:
         """Read some fields only, in the schema's order, and priorities or none."""
         # What truncates a step is read in any case: see `_flags`.
-        read = (*paths, self._truncated) if self._truncated not in ("", *paths) else paths
-        self._reader.only(read)
+        ends = (self._truncated, self._terminated)
+        self._reader.only((*paths, *(path for path in ends if path not in ("", *paths))))
         self._description = self._description.select(paths)
         self.paths = paths
         if self._description.priorities and priorities:
@@ -348,7 +353,11 @@ class RangesReader(Reader):
         served = rows.columns.get(self._truncated)
         if served is not None:
             # Only the CUT of the next row, which is left out, says that it truncates.
-            cut = served.astype(bool).reshape(len(rows), -1).any(axis=1)
+            truncated = served.astype(bool).reshape(len(rows), -1)
+            over = truncated
+            if self._terminated:
+                over = truncated | (rows.columns[self._terminated] != 0)
+            cut = truncated.any(axis=1) & over.all(axis=1)
             cut &= (rows.positions == ranges.stop[which] - 1) & ((flags & FINAL) == 0)
             flags[cut] |= TRUNCATED
         if ranges.truncated is not None:
@@ -372,6 +381,10 @@ class RangesReader(Reader):
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""
         self._reader.only(paths)
+
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`."""
+        return self._reader.own_names()
 
     def close(self) -> None:
         """See `Reader.close`."""

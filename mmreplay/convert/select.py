@@ -181,7 +181,7 @@ def select(
             }
         if selection.rows is not None:
             ranges = ranges.sliced(*bounds_of("rows", selection.rows, ranges.rows))
-            origins = {"": replace(origins[""], ranges=ranges)}
+            origins = {"": replace(origins[""], ranges=ranges, episodes=None)}
             reader.report.steps.append(f"rows leaves {ranges.rows:,} rows")
         reader.narrow(ranges.span(description.stop))
         return {

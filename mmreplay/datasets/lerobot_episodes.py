@@ -318,12 +318,6 @@ def read_columns(folder: Path, files: Sequence[Path], cameras: Sequence[str]) ->
     """
     names = [name for camera in cameras for name in _addresses(camera)]
     optional = [LENGTH, FIRST, *(f"videos/{camera}/{STOP}" for camera in cameras)]
-    return _read(folder, files, names, optional)
-
-
-def _read(
-    folder: Path, files: Sequence[Path], names: Sequence[str], optional: Sequence[str]
-) -> Columns:
     in_data: dict[str, list[NDArray[np.float64]]] = {}
     for path in files:
         with closing(ParquetFile(path)) as table:

@@ -5,6 +5,7 @@ From set to set they are copied as packets: see `StoredFrames.packets`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 
 from mmreplay.datasets.common.rows import Array
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes, VideoRows
+from mmreplay.datasets.lerobot_layout import is_rate
 from mmreplay.datasets.lerobot_stats import ImageStatistics, Statistics, chosen_frames
 from mmreplay.datasets.lerobot_video import Packets, find_packets
 
 Ids = NDArray[np.int64]
+SAME_RATE = 1e-6
+"""By how much of itself a rate may differ: a layout rounds it to a fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,14 @@ class Camera:
         rows: Decodes them.
         episodes: Where they are.
         statistics: Returns those that the dataset has, by number of the episode.
+        fps: The dataset's frames a second, as it says them.
         named: Names what happened to the dataset where reading it in a block fails.
     """
 
     rows: VideoRows
     episodes: VideoEpisodes
     statistics: Callable[[], Mapping[int, Statistics]]
+    fps: object
     named: Callable[[], AbstractContextManager[None]] = nullcontext
 
     dtype = "uint8"
@@ -131,7 +137,10 @@ class StoredFrames:
         None unless the frames follow each other in one episode, each 1 / fps seconds
         after the one before, and the first one needs no other frame.
         """
-        episodes = self.camera.episodes
+        own, episodes = self.camera.fps, self.camera.episodes
+        if not is_rate(own) or not math.isclose(own, fps, rel_tol=SAME_RATE):
+            # Of a single frame its time in the file would be another one's.
+            return None
         episode = int(np.searchsorted(episodes.bounds, self.rows[0], "right")) - 1
         if (np.diff(self.rows) != 1).any() or self.rows[-1] >= episodes.bounds[episode + 1]:
             return None

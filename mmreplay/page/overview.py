@@ -381,9 +381,10 @@ def fields_of(
             "rows": 0 if fact is None else fact.rows,
         }
         stored = buffer.schema.fields[path]
-        if stored.encoding is not None and len(sample):
+        if stored.encoding is not None:
             # The references, and the files that they lead to.
-            entry["row_nbytes"] = stored.nbytes + mean_nbytes(buffer, path, sample)
+            files = mean_nbytes(buffer, path, sample) if len(sample) else 0
+            entry["row_nbytes"] = stored.nbytes + files
         if fact is not None:
             moments = fact.moments
             entry |= {

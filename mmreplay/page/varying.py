@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.arguments import printable
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import CorruptError, StaleError
+from mmreplay.errors import CorruptError, FailedError, StaleError
 from mmreplay.schema import Field
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def read_numbers(
 def mean_nbytes(buffer: ReplayBuffer, path: str, sample: Sample) -> int:
     """Bytes of the average file of a field of images, by some rows of a sample.
 
-    Zero where the writer has overwritten all of them.
+    Zero where none can be read: the writer has overwritten them, or they are damaged.
 
     Args:
         buffer: Open in any mode.
@@ -67,9 +67,9 @@ def mean_nbytes(buffer: ReplayBuffer, path: str, sample: Sample) -> int:
         lengths = buffer.view.get_lengths((path,), *where, damaged=True)[path]
         # A damaged reference may say any length.
         lengths = lengths[lengths <= (buffer.schema[path].max_length or 0)]
-    except StaleError:
-        # The writer was faster.
-        lengths = np.zeros(0, np.int64)
+    except (StaleError, FailedError, CorruptError):
+        # The writer was faster, or shards are damaged: what reads the values says so.
+        return 0
     return round(float(lengths.mean())) if len(lengths) else 0
 
 

@@ -164,6 +164,26 @@ def test_rewards_of_any_dtype_are_summed(tmp_path, dtype, rewards, sums):
         assert found.tolist() == sums
 
 
+@pytest.mark.parametrize(("reward", "of"), [("sum", sum), ("last", lambda rewards: rewards[-1])])
+def test_each_reward_of_several_is_summed(tmp_path, reward, of):
+    fields = {
+        "observation": mr.Field((), "float32"),
+        "reward": {"goal": mr.Field((), "float32"), "agents": mr.Field((2,), "int16")},
+    }
+    rewards = [(n / 2, [n, 10 * n]) for n in range(7)]
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(fields), 20) as buffer:
+        for n, (goal, agents) in enumerate(rewards):
+            buffer.add(observation=n, reward={"goal": goal, "agents": agents})
+    mr.load(tmp_path / "a", tmp_path / "x", frame_skip=3, skip_reward=reward)
+    groups = [rewards[0:3], rewards[3:6], rewards[6:]]
+    with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+        rows = buffer.gather_all()
+    assert rows["observation"].tolist() == [0, 3, 6]
+    assert rows["reward/goal"].tolist() == [of([goal for goal, _ in each]) for each in groups]
+    agents = [[of([a[k] for _, a in each]) for k in (0, 1)] for each in groups]
+    assert rows["reward/agents"].tolist() == agents
+
+
 @pytest.mark.parametrize(
     ("dtype", "rewards", "got"),
     [("int8", [100, 28], "128"), ("uint64", [2**63, 2**63], str(2**64)), ("bool", [1, 1], "2")],
@@ -313,6 +333,23 @@ def test_changed_observations_without_their_final_ones_are_a_doubt(tmp_path):
     assert not mr.load(source, tmp_path / "y", map=relabel).doubts
 
 
+def test_changed_texts_without_their_final_ones_are_a_doubt(tmp_path):
+    schema = mr.Schema(
+        {"observation": {"text": mr.Field.text(max_bytes=20)}, "terminated": mr.Field((), "bool")}
+    )
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 20, heap_bytes=4096) as buffer:
+        for n in range(3):
+            final = {"final_observation": {"text": "end"}} if n == 2 else {}
+            buffer.add(observation={"text": f"n{n}"}, terminated=n == 2, **final)
+
+    def louder(columns):
+        return {"observation/text": [each.upper() for each in columns["observation/text"]]}
+
+    (found,) = mr.load(tmp_path / "a", tmp_path / "x", map=louder).doubts
+    assert found.endswith("was not called with final observations, which stay as they are")
+    assert not mr.load(tmp_path / "a", tmp_path / "y", map=lambda columns: columns).doubts
+
+
 def test_rows_are_mapped_after_frames_are_left_out_and_before_casts(tmp_path):
     ring(tmp_path / "a", [1.0] * 6)
     seen = []
@@ -430,6 +467,22 @@ def test_a_field_that_is_there_is_not_declared_again(tmp_path):
     ring(tmp_path / "a", [1.0] * 4)
     with pytest.raises(SchemaError, match="schema declares field 'reward', which the source has"):
         mr.load(tmp_path / "a", tmp_path / "x", map=doubles)
+
+
+def test_a_function_adds_no_end(tmp_path):
+    schema = mr.Schema({"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 20) as buffer:
+        for n in range(4):
+            buffer.add(reward=n, terminated=n == 3)
+
+    def ends(columns):
+        return {"truncated": columns["reward"] > 1}
+
+    ends.schema = {"truncated": mr.Field((), "bool")}
+    message = "schema makes field 'truncated' play the role truncated, and the source does not"
+    with pytest.raises(SchemaError, match=message):
+        mr.load(tmp_path / "a", tmp_path / "x", map=ends)
+    assert not (tmp_path / "x").exists()
 
 
 def test_an_episode_that_is_too_large_is_refused(tmp_path, monkeypatch):

@@ -308,8 +308,9 @@ FORMATS = ("npz", "pt", "csv", "parquet", "safetensors")
 ARRAYS = ("npz", "pt", "safetensors")
 """Formats to which images become arrays, unless they are cast to files."""
 ALL_ARRAYS = (
-    f"images of {TOP!r}, {DEPTH!r} become arrays. Parquet keeps their files, and so does "
-    f"--cast {TOP}=jpeg --cast {DEPTH}=jpeg in npz, pt and safetensors"
+    f"images of {TOP!r}, {DEPTH!r} become arrays. Parquet keeps their files, and so does mr.export "
+    f"with cast={{{TOP!r}: 'jpeg', {DEPTH!r}: 'jpeg'}} (--cast {TOP}=jpeg --cast {DEPTH}=jpeg) to "
+    "npz, pt and safetensors"
 )
 
 
@@ -336,17 +337,16 @@ def test_files_stay_byte_for_byte_through_other_formats(rings, tmp_path, kind, f
         assert rows[TOP][number].tolist() == before(kind, TOP, number).tolist()
 
 
-@pytest.mark.parametrize("cast", [None, "uint8"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("form", "cast"), [*((form, None) for form in ARRAYS), *((form, "uint8") for form in FORMATS)]
+)
 def test_exports_of_arrays_have_arrays(rings, tmp_path, form, cast):
     there = tmp_path / f"rows.{form}"
-    if cast is None and form not in ARRAYS:
-        pytest.skip("it keeps files: see above")
     report = mr.export(
         rings("jpeg"), there, cast=None if cast is None else dict.fromkeys(RAW, cast)
     )
-    said = ALL_ARRAYS
-    assert [note for note in report.notes if "become arrays" in note] == [said][: cast is None]
+    said = [note for note in report.notes if "become arrays" in note]
+    assert said == ([ALL_ARRAYS] if cast is None else [])
     mr.load(there, tmp_path / "again")
     schema, rows = rows_of(tmp_path / "again")
     assert schema == schema_of("raw")
@@ -378,12 +378,26 @@ def test_arrays_of_a_file_are_those_that_are_drawn(rings, tmp_path):
         np.testing.assert_array_equal(loaded[name], drawn)
 
 
-def test_rings_with_images_keep_their_name_and_statistics_in_files_of_arrays(rings, tmp_path):
+def test_files_of_other_values_have_another_name_and_no_statistics(rings, tmp_path):
     source = rings("png")
     with mr.ReplayBuffer.open(source, "r+") as buffer:
         buffer.set_statistics({"number": {"mean": 11.0}})
     for name in ("one.npz", "two.npz"):
-        mr.export(source, tmp_path / name)
+        mr.export(source, tmp_path / name, cast={"number": "float64"})
+    mr.load([tmp_path / "one.npz", tmp_path / "two.npz"], tmp_path / "both")
+    with mr.ReplayBuffer.open(tmp_path / "both") as buffer:
+        assert buffer.statistics == {}
+        assert len(buffer) == 2 * ROWS
+
+
+@pytest.mark.parametrize("cast", [None, dict.fromkeys(RAW, "png"), {"number": "int64"}])
+def test_rings_with_images_keep_their_name_and_statistics_in_files(rings, tmp_path, cast):
+    """With arrays of images, with their files, and with a cast that changes nothing."""
+    source = rings("png")
+    with mr.ReplayBuffer.open(source, "r+") as buffer:
+        buffer.set_statistics({"number": {"mean": 11.0}})
+    for name in ("one.npz", "two.npz"):
+        mr.export(source, tmp_path / name, cast=cast)
     mr.load(tmp_path / "one.npz", tmp_path / "again")
     with mr.ReplayBuffer.open(tmp_path / "again") as buffer:
         assert buffer.statistics == {"number": {"mean": 11.0}}
@@ -392,7 +406,35 @@ def test_rings_with_images_keep_their_name_and_statistics_in_files_of_arrays(rin
         mr.load([tmp_path / "one.npz", tmp_path / "two.npz"], tmp_path / "both")
 
 
-def test_a_layout_of_another_library_gets_arrays(rings, tmp_path):
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_files_that_are_made_get_a_heap_of_their_own(tmp_path, form):
+    """The source's heap holds texts, or smaller files."""
+    rng = np.random.default_rng(0)
+    fields = {TOP: mr.Field(SHAPE, "uint8"), "note": mr.Field.text(max_bytes=16)}
+    with mr.ReplayBuffer.create(
+        tmp_path / "texts", mr.Schema.from_flat(fields), 300, heap_bytes="64 KiB"
+    ) as buffer:
+        for n in range(300):
+            frame = rng.integers(0, 256, SHAPE, np.uint8)
+            buffer.add(observation={"top": frame}, note=f"note {n}")
+    there = tmp_path / f"rows.{form}"
+    mr.export(tmp_path / "texts", there, cast={TOP: "jpeg:50"})
+    mr.load(there, tmp_path / "again")
+    _, rows = rows_of(tmp_path / "again")
+    assert rows["note"].text() == [f"note {n}" for n in range(300)]
+    # PNG of noise takes more than JPEG.
+    mr.load(tmp_path / "again", tmp_path / "tight", heap_bytes="300 KiB")
+    mr.load(tmp_path / "tight", tmp_path / "png", cast={TOP: "png"})
+    assert len(rows_of(tmp_path / "png")[1]) == 300
+    report = mr.load(tmp_path / "tight", tmp_path / "few", cast={TOP: "png"}, heap_bytes="300 KiB")
+    left = len(rows_of(tmp_path / "few")[1])
+    assert 200 < left < 300
+    said = f"the oldest {300 - left} rows were left out: heap_bytes of 307,200 do not hold"
+    assert any(said in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize("form", ["npz", "pt", "csv"])
+def test_a_layout_of_another_library_gets_arrays(tmp_path, form):
     schema = mr.Schema(
         {
             "observation": mr.Field.image(SHAPE, "png"),
@@ -406,8 +448,15 @@ def test_a_layout_of_another_library_gets_arrays(rings, tmp_path):
             buffer.add(
                 observation=array(TOP, n), action=[n], reward=[np.float32(n)], terminated=[False]
             )
-    report = mr.export(tmp_path / "ring", tmp_path / "a.csv", layout="skrl", force=True)
+    there, options = tmp_path / f"a.{form}", {"force": True} if form == "csv" else {}
+    report = mr.export(tmp_path / "ring", there, layout="skrl", **options)
     assert [note for note in report.notes if "become arrays" in note]
+    mr.load(there, tmp_path / "arrays", layout="skrl")
+    schema, rows = rows_of(tmp_path / "arrays")
+    assert schema["observation"].encoding is None
+    expected = np.stack([array(TOP, n) for n in range(4)])
+    np.testing.assert_array_equal(rows["observation"].reshape(expected.shape), expected)
+    # In its own layout a table keeps the files.
     mr.export(tmp_path / "ring", tmp_path / "plain.csv")
     mr.load(tmp_path / "plain.csv", tmp_path / "again")
     assert files_of(tmp_path / "again", "observation") == files_of(tmp_path / "ring", "observation")
@@ -898,8 +947,10 @@ def test_a_damaged_file_of_a_source_is_named(rings, tmp_path):
     source = rings("jpeg")
     forge(source, TOP, 4, ended_early)
     message = (
-        r"field 'observation/top', image 4 of a block, is no jpeg image \[18, 22, 3\] "
-        r"\(.+\)\. The source is damaged"
+        r"field 'observation/top': the image of environment 0, position 4 as the target "
+        r"counts, is no jpeg image \[18, 22, 3\] "
+        r"\(.+\)\. The source is damaged: drop the field, leave out the episode, or restore the "
+        r"source from a copy\."
     )
     for form in ("uint8", "png", "jpeg:50"):
         with pytest.raises(SourceError, match=message):

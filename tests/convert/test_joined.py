@@ -300,6 +300,60 @@ def test_rows_twice_are_refused_unless_others_are_selected(tmp_path):
     assert steps_in(tmp_path / "x") == [0, 1, 2, 3, 4, 5]
 
 
+def test_rows_twice_in_episodes_that_differ_are_a_doubt_of_unique(tmp_path):
+    """As of two files of a ring, the first of which was written within an episode."""
+    both = [tmp_path / "one.npz", tmp_path / "two.npz"]
+    with mr.ReplayBuffer.create(tmp_path / "a", mr.Schema(SCHEMA), 20) as buffer:
+        for step in range(6):
+            if step == 5:
+                mr.export(buffer, both[0])
+            buffer.add(observation=[step, 0], reward=1.0, terminated=step % 3 == 2)
+        mr.export(buffer, both[1])
+    report = mr.load(both, tmp_path / "x", unique=True)
+    assert steps_in(tmp_path / "x") == [0, 1, 2, 3, 4, 3, 4, 5]
+    (doubt,) = report.doubts
+    assert "both have the row at position 3 of environment 0 of one buffer, in episodes" in doubt
+    with pytest.raises(SourceError, match="in episodes that differ, as one of them is cut"):
+        mr.load(both, tmp_path / "y", unique=True, strict=True)
+    assert not mr.load(both, tmp_path / "z", unique=True, skip=[1]).doubts
+
+
+AGENTS = mr.Schema(
+    {
+        "number": mr.Field((), "int64"),
+        "terminated": mr.Field((2,), "bool"),
+        "truncated": mr.Field((2,), "bool"),
+    }
+)
+
+
+@pytest.mark.parametrize("fields", [None, ["number"], ["number", "truncated"]])
+def test_an_episode_of_agents_is_truncated_where_the_last_one_ends(tmp_path, fields):
+    """Agent 0 is truncated at step 1, and agent 1 goes on; then the episode is cut."""
+    with mr.ReplayBuffer.create(tmp_path / "a", AGENTS, 20, autoreset="disabled") as buffer:
+        for n in range(6):
+            buffer.add(number=n, terminated=[False, n == 5], truncated=[n >= 1, False])
+        for n in range(6, 9):
+            buffer.add(number=n, terminated=[False, False], truncated=[n >= 7, False])
+        buffer.end_episodes()
+        buffer.add(number=9, terminated=[False, False], truncated=[False, False])
+    for rows, ended in ((4, False), (6, True), (8, False), (9, True), (10, False)):
+        target = tmp_path / f"x{rows}"
+        mr.load(tmp_path / "a", target, rows=slice(0, rows), fields=fields)
+        with mr.ReplayBuffer.open(target) as buffer:
+            flags = buffer.view.flags(np.zeros(rows, int), np.arange(rows))
+            assert bool(flags[-1] & END) is ended, rows
+    # Two parts, one behind the other: the first is broken off where it did not end.
+    mr.load(tmp_path / "a", tmp_path / "head", rows=slice(0, 4), fields=fields)
+    mr.load(tmp_path / "a", tmp_path / "tail", rows=slice(4, 6), fields=fields)
+    mr.load([tmp_path / "head", tmp_path / "tail"], tmp_path / "both")
+    with mr.ReplayBuffer.open(tmp_path / "both") as buffer:
+        flags = buffer.view.flags(np.zeros(6, int), np.arange(6))
+        assert flags[3] & END == 0
+        assert flags[4] & BREAK
+        assert not mr.verify_buffer(tmp_path / "both").findings
+
+
 def test_lists_that_make_no_sense_are_refused(tmp_path):
     ring(tmp_path / "a")
     with pytest.raises(SchemaError, match="source must name at least one file or folder"):

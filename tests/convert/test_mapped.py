@@ -209,6 +209,32 @@ def test_changes_that_make_no_sense_are_refused(ring, tmp_path, changes, message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ring"]
 
 
+def test_a_name_that_would_end_episodes_is_refused(tmp_path):
+    schema = mr.Schema({"reward": mr.Field((), "float32"), "done": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 20) as buffer:
+        for n in range(9):
+            buffer.add(reward=n, done=n % 3 == 2)
+    message = (
+        "rename makes field 'terminated' play the role terminated, and the source does not end its "
+        "episodes by it. Use another name, or add the rows to a new ring, whose episodes it ends"
+    )
+    for target in ("x", "x.npz", "x.parquet"):
+        with pytest.raises(SchemaError, match=message):
+            mr.export(tmp_path / "ring", tmp_path / target, rename={"done": "terminated"})
+        assert not (tmp_path / target).exists()
+    mr.load(tmp_path / "ring", tmp_path / "y", rename={"done": "over", "reward": "score"})
+    assert columns_of(tmp_path / "y")[1]["over"].tolist() == [n % 3 == 2 for n in range(9)]
+
+
+def test_ends_keep_their_roles_under_other_names(ring, tmp_path):
+    mr.load(ring, tmp_path / "a", rename={"terminated": "done"})
+    mr.load(tmp_path / "a", tmp_path / "b", rename={"done": "terminated"})
+    for name, path in (("a", "done"), ("b", "terminated")):
+        schema, after, _ = columns_of(tmp_path / name)
+        assert schema.role("terminated") == path
+        assert after[path].tolist() == [n % 3 == 2 for n in range(len(VALUES))]
+
+
 def test_the_command_line_changes_likewise(cli, ring, tmp_path):
     words = ["--cast", "action=int8", "--rename", "reward=score", "--drop", "note"]
     assert cli(ring, tmp_path / "a", *words, "--drop", "observation")[0] == 0

@@ -100,6 +100,15 @@ def test_sources_are_named_and_counted(tmp_path):
     assert str(tmp_path) not in json.dumps(said)
 
 
+def test_episodes_are_not_counted_where_rows_are_sliced(tmp_path):
+    paths = [ring(tmp_path / "a"), ring(tmp_path / "b", 6)]
+    for sources, options in ((paths[0], {"episodes": slice(0, 2)}), (paths, {})):
+        mr.load(sources, tmp_path / "x", rows=slice(0, 2), overwrite=True, **options)
+        said = user_of(tmp_path / "x")[KEY]["sources"]
+        assert [each["read_rows"] for each in said] == [2, 0][: len(said)]
+        assert not any("read_episodes" in each for each in said)
+
+
 @pytest.mark.slow
 def test_many_sources_and_numbers_are_counted_only(tmp_path):
     paths = [ring(tmp_path / f"s{n}", 3 * n, 3) for n in range(MAX_LISTED + 2)]

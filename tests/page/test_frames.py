@@ -158,6 +158,27 @@ def test_fields_of_images_are_shown_as_arrays_are(ask, tmp_path, rng, codec):
     assert field["row_nbytes"] == fields["observation"].nbytes + round(files.mean())
 
 
+def test_the_overview_of_images_stands_with_damaged_references_and_without_rows(ask, tmp_path, rng):
+    path, field = tmp_path / "files", mr.Field.image((20, 24, 3), "png")
+    schema = mr.Schema({"observation": field, "number": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(path, schema, 64, engine="zarr", heap_bytes="4 MiB") as buffer:
+        (shown,) = ask(path).json("overview")["fields"][:1]
+        # Nothing is known of the files yet.
+        assert shown["row_nbytes"] == field.nbytes
+        frames = rng.integers(0, 256, (60, 20, 24, 3), np.uint8)
+        buffer.extend(observation=frames, number=np.arange(60))
+    shards = [*path.glob("data-*/zarr/%references/observation/c.*")]
+    assert len(shards) > 5
+    for shard in shards:
+        shard.write_bytes(shard.read_bytes()[:20])
+    overview = ask(path).json("overview")
+    images, number = overview["fields"]
+    assert images["row_nbytes"] == field.nbytes
+    assert (number["low"], number["high"]) == (0, 59)
+    titles = [each["title"] for each in overview["checks"]]
+    assert "Values of observation could not be computed" in titles
+
+
 def test_colours_in_floats_are_their_own(ask, tmp_path, rng):
     for high, limits in ((1.0, (0.0, 1.0)), (255.0, None)):
         path = tmp_path / f"floats-{high}"

@@ -108,8 +108,8 @@ class Victim:
         self._live(self.rng.random() * MOST_S[self.engine])
         os.kill(pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-        # What a writer of shards had begun may be left over. A live slot may be torn, as
-        # `add` was publishing it, and a durable one, as the commit thread wrote it.
+        # What a writer of shards had begun may be left over. A live slot may be torn,
+        # as `add` was publishing it, and a durable one, as the commit thread wrote it.
         report = mr.verify_buffer(self.path)
         assert report.ok, report.findings
         found = Counter(finding.kind for finding in report.findings)

@@ -118,7 +118,7 @@ def names_of(text: object, path: str) -> list[str]:
 
 
 def fits(text: object, fields: Mapping[str, Field]) -> bool:
-    """Return whether the leaves of a space's JSON have the shapes of the fields.
+    """Return whether the leaves of a space's JSON have the shapes and dtypes of fields.
 
     A leaf that Minari stores as files fits uint8 alone, and image fields fit no other.
 
@@ -135,10 +135,22 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
         shape = list(drawn_field(field).shape)
         if kind not in ("Box", "Discrete") or list(leaf.get("shape", [])) != shape:
             return False
+        if not _holds(leaf, drawn_field(field)):
+            return False
         as_files = stores_files(leaf)
         if (field.varies and not as_files) or (as_files and drawn_field(field).dtype != "uint8"):
             return False
     return True
+
+
+def _holds(leaf: dict[str, Any], field: Field) -> bool:
+    """Return whether values of a field's dtype can be in a leaf, as Gymnasium casts."""
+    if leaf["type"] == "Discrete":
+        return field.numpy.kind in "iu" and field.dtype != "bfloat16"
+    try:
+        return field.dtype != "bfloat16" and np.can_cast(field.numpy, np.dtype(leaf.get("dtype")))
+    except TypeError:
+        return False
 
 
 def parse(text: object) -> Any:

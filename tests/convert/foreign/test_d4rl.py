@@ -280,3 +280,23 @@ def test_a_truncated_file_is_an_error_that_names_it(tmp_path, rng):
         with pytest.raises((FormatError, CorruptError), match=str(path)):
             mr.load(path, tmp_path / "buffer", format="d4rl")
         assert not (tmp_path / "buffer").exists()
+
+
+def test_names_of_columns_work_with_selections_and_several_sources(tmp_path, rng):
+    one, two = (write(tmp_path / f"{n}.hdf5", episodes(rng)) for n in range(2))
+    changes = {"drop": ["rewards"], "cast": {"actions": "float64"}, "rename": {"actions": "torque"}}
+    for sources, options in (
+        (one, {}),
+        (one, {"where": "length > 2"}),
+        (one, {"rows": slice(0, 6)}),
+        (one, {"map": lambda columns: {}}),
+        (one, {"frame_skip": 2}),
+        ([one, two], {}),
+        ([one, two], {"fields": ["observations", "actions", "rewards"], "where": "length > 2"}),
+    ):
+        mr.load(sources, tmp_path / "x", overwrite=True, **changes, **options)
+        with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+            assert "reward" not in buffer.schema.paths
+            assert buffer.schema["torque"].dtype == "float64"
+    with pytest.raises(SchemaError, match=r"drop must be fields .* Did you mean 'rewards'"):
+        mr.load([one, two], tmp_path / "y", drop=["rewardss"])

@@ -950,9 +950,19 @@ def test_files_that_somebody_put_into_the_set_stay(tmp_path):
 def test_a_report_says_what_the_set_leaves_out(tmp_path):
     with make(tmp_path / "ring") as buffer, exporter(buffer, tmp_path / "set") as of:
         add_episode(buffer, 0)
-    (_, report) = of.reports[0]
-    assert any("became video, which is lossy" in doubt for doubt in report.doubts)
-    assert any("no field says what the task is" in note for note in report.notes)
+        of.flush()
+        add_episode(buffer, 1)
+    with (
+        mr.ReplayBuffer.open(tmp_path / "ring", "r+") as buffer,
+        exporter(buffer, tmp_path / "set") as again,
+    ):
+        add_episode(buffer, 2)
+    reports = [report for _, report in (*of.reports, *again.reports)]
+    assert len(reports) == 3
+    assert all("became video, which is lossy" in " ".join(each.doubts) for each in reports)
+    # A set that is there has its task.
+    task = ["no field says what the task is" in " ".join(each.notes) for each in reports]
+    assert task == [True, False, False]
 
 
 def test_a_forked_child_ends(tmp_path):

@@ -140,6 +140,80 @@ def test_other_options_encode_again_and_say_so(source, tmp_path, capsys):
     assert info_of(tmp_path / "fast")["fps"] == 20
 
 
+def test_a_single_frame_of_another_rate_is_that_frame(source, tmp_path, capsys):
+    """At half the rate its place in the file is that of a complete frame, two later."""
+    folder, steps = source
+    for first in (1, 7):
+        options = ["--rows", f"{first}:{first + 1}", "-o", f"fps={FPS // 2}", "--overwrite"]
+        report = reported(capsys, folder, tmp_path / "one", *options)
+        assert sum("were encoded again" in doubt for doubt in report["doubts"]) == 2
+        after = decoded(tmp_path / "one", tmp_path)
+        for camera, path in enumerate(CAMERAS):
+            wanted = code(steps[first]["episode"], steps[first]["frame"], camera)
+            assert codes_of(after[path]).tolist() == [wanted]
+
+
+def test_another_rate_encodes_episodes_that_begin_at_the_end_of_a_block(
+    source, tmp_path, capsys, monkeypatch
+):
+    folder, steps = source
+    # Episodes begin at rows 0, 5, 6, 14, 17.
+    monkeypatch.setattr("mmreplay.datasets.common.fragments.default_rows", lambda *_: 6)
+    report = reported(capsys, folder, tmp_path / "fast", "-o", f"fps={2 * FPS}")
+    assert sum("were encoded again" in doubt for doubt in report["doubts"]) == 2
+    after = decoded(tmp_path / "fast", tmp_path)
+    for camera, path in enumerate(CAMERAS):
+        wanted = [code(step["episode"], step["frame"], camera) for step in steps]
+        assert codes_of(after[path]).tolist() == wanted
+
+
+def test_names_of_components_go_with_their_field(tmp_path):
+    names = {"joints": ["shoulder", "elbow"], "target": ["x", "y"]}
+    fields = {"observation": {name: mr.Field((2,), "float32") for name in names}}
+    features = {
+        f"observation/{name}": {"name": f"observation.{name}", "names": each}
+        for name, each in names.items()
+    }
+    with mr.ReplayBuffer.create(
+        tmp_path / "ring",
+        mr.Schema(fields),
+        20,
+        user_metadata={"lerobot": {"fps": FPS, "features": features}},
+    ) as buffer:
+        for n in range(4):
+            buffer.add(observation={"joints": [n, n], "target": [-n, -n]})
+    for number, (changes, wanted) in enumerate(
+        [
+            ({}, {"observation.joints": "joints", "observation.target": "target"}),
+            (
+                {"rename": {"observation/joints": "observation/arm"}},
+                {"observation.arm": "joints", "observation.target": "target"},
+            ),
+            (
+                {
+                    "rename": {
+                        "observation/joints": "observation/target",
+                        "observation/target": "observation/joints",
+                    }
+                },
+                {"observation.target": "joints", "observation.joints": "target"},
+            ),
+            (
+                {
+                    "drop": ["observation/target"],
+                    "rename": {"observation/joints": "observation/target"},
+                },
+                {"observation.target": "joints"},
+            ),
+        ]
+    ):
+        folder = tmp_path / f"set{number}"
+        mr.export(tmp_path / "ring", folder, format="lerobot", **changes)
+        stored = info_of(folder)["features"]
+        found = {name: stored[name]["names"] for name in stored if name.startswith("observation.")}
+        assert found == {name: names[of] for name, of in wanted.items()}
+
+
 @pytest.mark.parametrize(
     ("first", "copied"),
     [

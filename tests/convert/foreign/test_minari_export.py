@@ -293,6 +293,33 @@ def test_a_space_of_images_goes_where_the_values_are_others(tmp_path):
     assert json.loads(written["observation_space"])["subspaces"]["m"]["dtype"] == "float32"
 
 
+@pytest.mark.parametrize(
+    ("options", "action", "high"),
+    [
+        ({}, {"type": "Discrete", "n": 4}, 3),
+        ({"cast": {"action": "int16"}}, {"type": "Discrete", "n": 4}, 3),
+        ({"cast": {"action": "float32"}}, {"type": "Box", "dtype": "float32"}, 3),
+        ({"cast": {"observation/m": "float64"}}, {"type": "Discrete", "n": 4}, None),
+        ({"cast": {"observation/m": "float16"}}, {"type": "Discrete", "n": 4}, 3),
+        ({"map": lambda columns: {"action": columns["action"] + 9}}, None, None),
+    ],
+)
+def test_spaces_of_other_values_go(tmp_path, options, action, high):
+    state = np.ones((3, 2), np.float32)
+    spaces = {"m": box_of(state, 3, "float32")}
+    ring = from_minari(tmp_path / "a-v0", spaces, {"m": state})
+    mr.export(ring, tmp_path / "b-v0", format="minari", **options)
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    found = json.loads(written["action_space"])
+    if action is None:
+        # Of what is stored: 9 and 10.
+        assert found["start"] + found["n"] > 10
+    else:
+        assert found | action == found
+    space = json.loads(written["observation_space"])["subspaces"]["m"]
+    assert (space["high"] == 3) is (high == 3)
+
+
 @pytest.mark.parametrize("low", [[[0], [0, 0]], [0], "a"])
 def test_bounds_that_are_none_do_not_stay(tmp_path, low):
     frames = np.stack([camera((32, 32, 3), n) for n in range(3)])
