@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size, integer, is_number, one_of
-from mmreplay.convert.base import Block, Reader, ReaderOf
-from mmreplay.convert.description import PRIORITY
+from mmreplay.convert.base import Block, Reader, ReaderOf, default_rows
+from mmreplay.convert.description import PRIORITY, refuse_new_ends
 from mmreplay.convert.provenance import function_name
 from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import ReplayError, SchemaError, SourceError, shown
+from mmreplay.nesting import under
 from mmreplay.ragged import Ragged
 from mmreplay.ring import Span
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.source_names import OwnNames
 from mmreplay.strict_json import Json
 
 Ids = NDArray[np.int64]
@@ -230,8 +233,8 @@ class EachNth(ReaderOf):
         beyond = (sums < -largest - 1) | (sums > largest)
         if beyond.any():
             raise SourceError(
-                f"frame_skip: a sum of rewards is {sums[beyond][0]}, which {field.dtype} does not "
-                "hold. Cast the field in a conversion before, or pass skip_reward='last'."
+                f"frame_skip: a sum of field {path!r} is {sums[beyond][0]}, which {field.dtype} "
+                "does not hold. Cast the field in a conversion before, or pass skip_reward='last'."
             )
         return np.asarray(sums.astype(field.numpy))
 
@@ -284,31 +287,43 @@ class MappedReader(ReaderOf):
                 )
         every = {**description.schema.fields, **self._added}
         schema = Schema.from_flat(every, description.schema.roles)
-        refuse_new_ends(description.schema.roles, schema, f"map {self._name}: schema")
-        user = description.user
-        if isinstance(imported := user.get("minari"), dict):
-            # Values may lie outside of the spaces of the source.
-            kept = {key: value for key, value in imported.items() if not key.endswith("_space")}
-            user = {**user, "minari": kept}
+        refuse_new_ends(description.schema.roles, schema, f"map {self._name}")
+        imported = description.user.get("minari")
+        spaces = imported if isinstance(imported, dict) else {}
+        # Values that change may lie outside of the spaces of the source.
+        self._in_spaces = [
+            path
+            for role in ("observation", "action")
+            if f"{role}_space" in spaces
+            for path in description.schema.role_paths(role)
+        ]
         self._description = replace(
-            description,
-            schema=schema,
-            user=user,
-            uuid="",
-            statistics={},
-            heap_nbytes=0,
-            values=None,
+            description, schema=schema, uuid="", statistics={}, heap_nbytes=0, values=None
         )
         self.report.steps.append(f"map calls {self._name}")
 
+    def own_names(self) -> OwnNames:
+        """See `Reader.own_names`; a field that is added goes before a column's name."""
+        names = self._reader.own_names()
+        return {own: paths for own, paths in names.items() if not under(self._added, own)}
+
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        # Blocks of the source's own size: each copies the episode that waits.
+        # Blocks of the source's own size: each copies the episode that waits. What is
+        # made of them is in memory some episodes at a time.
         blocks, stop = self._reader.blocks(), self._description.stop
+        made = replace(self._description, schema=self._description.schema.drawn)
+        size = rows_per_block or default_rows(made)
         for rows, firsts in groups(blocks, stop, max_nbytes=MAX_EPISODE_NBYTES):
-            block = self._mapped(rows, firsts)
-            for first in range(0, len(block), rows_per_block or len(block)):
-                yield block.rows(first, first + (rows_per_block or len(block)))
+            edges = [0]
+            for first in firsts.tolist():
+                if first - edges[-1] >= size:
+                    edges.append(first)
+            for first, last in pairwise([*edges, len(rows)]):
+                within = firsts[(firsts >= first) & (firsts < last)] - first
+                block = self._mapped(rows.rows(first, last), within)
+                for at in range(0, len(block), size):
+                    yield block.rows(at, at + size)
 
     def _mapped(self, rows: Block, firsts: Ids) -> Block:
         """The same rows, with what the function returns for each episode."""
@@ -361,24 +376,33 @@ class MappedReader(ReaderOf):
                         f"{at} must not change {path!r}, as flags say where episodes end. Leave "
                         "it out of what is returned."
                     )
+        self._doubt(episode, steps, changed)
+        return changed
+
+    def _doubt(self, episode: Block, steps: int, changed: Mapping[str, Any]) -> None:
+        """Say what does not fit the steps of an episode that were changed."""
+        schema = self._description.schema
 
         def is_changed(path: str) -> bool:
             if path in self._added:
                 return True
             old: Any = episode.columns[path][:steps]
             new: Any = changed[path]
-            if not fields[path].varies:
+            if not schema.fields[path].varies:
                 return not np.array_equal(old, new)
             old, new = (Ragged.concatenate([each]) for each in (old, new))
             same = np.array_equal(old.offsets, new.offsets)
             return not (same and np.array_equal(old.values, new.values))
 
-        observed = self._description.schema.role_paths("observation")
-        if len(episode) > steps and any(map(is_changed, observed)):
+        if len(episode) > steps and any(map(is_changed, schema.role_paths("observation"))):
             self.report.doubt(
                 f"map {self._name} was not called with final observations, which stay as they are"
             )
-        return changed
+        for path in filter(is_changed, self._in_spaces):
+            self.report.doubt(
+                f"map {self._name} changed {path!r}, whose space in Minari's metadata stays as it "
+                "is"
+            )
 
     def _returned(self, columns: dict[str, Any], at: str) -> Mapping[str, Any]:
         """The columns that the function returns, with those that it adds."""
@@ -407,27 +431,6 @@ class MappedReader(ReaderOf):
                     "each episode."
                 )
         return returned
-
-
-def refuse_new_ends(roles: Mapping[str, str], schema: Schema, option: str) -> None:
-    """Refuse fields that become ends of episodes, of which flags say nothing.
-
-    Args:
-        roles: Of the rows before, by the names that fields have now.
-        schema: Of the rows now.
-        option: Of the user, for errors.
-
-    Raises:
-        SchemaError: A field plays the role of an end that it did not play before.
-    """
-    for end in ("terminated", "truncated"):
-        path = schema.role(end)
-        if path is not None and path != roles.get(end):
-            raise SchemaError(
-                f"{option} makes field {path!r} play the role {end}, and the source does not end "
-                "its episodes by it. Use another name, or add the rows to a new ring, whose "
-                "episodes it ends."
-            )
 
 
 def given_values(field: Field, column: Any) -> Any:

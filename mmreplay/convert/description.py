@@ -296,12 +296,35 @@ def select_fields(schema: Schema, paths: tuple[str, ...]) -> Schema:
     """Some fields of a schema; roles without a field are removed.
 
     Raises:
-        SchemaError: A path is no field, or next observations stay without
-            observations.
+        SchemaError: A path is no field, next observations stay without observations, or
+            a field becomes an end.
     """
     fields = {path: schema[path] for path in paths}
     roles = {r: top for r, top in schema.roles.items() if under(paths, top)}
-    return Schema.from_flat(fields, roles)
+    selected = Schema.from_flat(fields, roles)
+    refuse_new_ends(roles, selected, "fields")
+    return selected
+
+
+def refuse_new_ends(roles: Mapping[str, str], schema: Schema, option: str) -> None:
+    """Refuse fields that become ends of episodes, of which flags say nothing.
+
+    Args:
+        roles: Of the rows before, by the names that fields have now.
+        schema: Of the rows now.
+        option: Of the user, for errors.
+
+    Raises:
+        SchemaError: A field plays the role of an end that it did not play before.
+    """
+    for end in ("terminated", "truncated"):
+        path = schema.role(end)
+        if path is not None and path != roles.get(end):
+            raise SchemaError(
+                f"{option}: field {path!r} would play the role {end}, and the source does not end "
+                "its episodes by it. Give it another name, leave it out, or add the rows to a new "
+                "ring, whose episodes it ends."
+            )
 
 
 def _check_version(value: Json, name: str) -> None:

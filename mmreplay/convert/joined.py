@@ -454,5 +454,5 @@ def _check_twice(sources: Sequence[Source], notes: Notes | None) -> None:
                 )
                 if notes is None:
                     raise SchemaError(f"{both}. Pass one of them, or select other episodes.")
-                notes.doubt(f"{both}, in episodes that differ, as one of them is cut: both stay")
+                notes.doubt(f"{both}, in episodes that are not equal: both stay")
                 return

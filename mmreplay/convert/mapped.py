@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.base import Block, Reader, ReaderOf, default_rows, read_ahead
-from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward, refuse_new_ends
-from mmreplay.convert.description import PRIORITY
+from mmreplay.convert.by_episode import EachNth, Function, MappedReader, SkipReward
+from mmreplay.convert.description import PRIORITY, refuse_new_ends
 from mmreplay.convert.select import paths_of
 from mmreplay.errors import SchemaError, SourceError, shown, undone_by
 from mmreplay.nesting import SEPARATOR, under
@@ -95,8 +95,8 @@ def change(reader: Reader, changes: Changes, *, arrays: bool = False) -> Reader:
 class ChangedReader(ReaderOf):
     """Reads the rows of another reader with other fields.
 
-    Statistics, and the name of the buffer, go with a cast or a new name, as they are of
-    the fields before.
+    Statistics, and the name of the buffer, go with a cast that changes values or a new
+    name, as they are of the fields before.
     """
 
     def __init__(self, reader: Reader, changes: Changes, *, arrays: bool = False) -> None:
@@ -122,7 +122,8 @@ class ChangedReader(ReaderOf):
         # What changes nothing, and images as arrays, are the same values: what is said
         # of them still holds.
         changed = bool(changes.rename) or any(
-            cast.field != schema.fields[path] for path, cast in self._casts.items()
+            cast.encodes or cast.field.drawn != schema.fields[path].drawn
+            for path, cast in self._casts.items()
         )
         if arrays:
             self._cast_to_arrays(schema)
@@ -138,7 +139,8 @@ class ChangedReader(ReaderOf):
             if any(each in self._paths for each in under(schema.paths, path))
         }
         new_schema = Schema.from_flat(changed_fields, roles)
-        refuse_new_ends(roles, new_schema, "rename")
+        used = [name for name in ("rename", "drop") if name in changes.options]
+        refuse_new_ends(roles, new_schema, ", ".join(used))
         user = description.user
         if changes.rename and isinstance(imported := user.get("lerobot"), dict):
             user = {**user, "lerobot": self._renamed_features(imported)}

@@ -292,9 +292,7 @@ class RangesReader(Reader):
 
     def keep(self, paths: tuple[str, ...], *, priorities: bool = True) -> None:
         """Read some fields only, in the schema's order, and priorities or none."""
-        # What truncates a step is read in any case: see `_flags`.
-        ends = (self._truncated, self._terminated)
-        self._reader.only((*paths, *(path for path in ends if path not in ("", *paths))))
+        self.only(paths)
         self._description = self._description.select(paths)
         self.paths = paths
         if self._description.priorities and priorities:
@@ -380,7 +378,9 @@ class RangesReader(Reader):
 
     def only(self, paths: tuple[str, ...]) -> None:
         """See `Reader.only`."""
-        self._reader.only(paths)
+        # What truncates a step is read in any case: see `_flags`.
+        ends = (self._truncated, self._terminated)
+        self._reader.only((*paths, *(path for path in ends if path not in ("", *paths))))
 
     def own_names(self) -> OwnNames:
         """See `Reader.own_names`."""

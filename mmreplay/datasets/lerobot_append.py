@@ -153,7 +153,7 @@ class LerobotAppender(Appender):
             self._tasks: dict[str, int] = {}
             self._statistics: dict[str, Statistics] = {}
             self._old, self._overwrite = os.path.lexists(target) and not overwrite, overwrite
-            self._doubted = False
+            self._noted = False
             # Files of the staged folder that are the set's, and durable.
             self._linked: set[Path] = set()
             if os.path.lexists(target) and (target.is_symlink() or not target.is_dir()):
@@ -297,15 +297,14 @@ class LerobotAppender(Appender):
             record = lerobot_record.to_bytes(self._description, self._layout, asdict(total))
             files.make_staged(staging.path / RECORD, record)
             nbytes = staging.publish(self._linked)
-        if not self._old:
-            # They say what to do otherwise, which a set that is there does not allow.
+        self._old, self._journal = True, total
+        self._tasks, self._statistics = tasks.numbers, statistics
+        if not self._noted:
+            self._noted = True
             for note in self._layout.notes:
                 writer.notes.note(note)
-        if not self._doubted:
             for doubt in self._layout.doubts:
                 writer.notes.doubt(doubt)
-        self._old = self._doubted = True
-        self._tasks, self._statistics, self._journal = tasks.numbers, statistics, total
         return nbytes, writer.notes
 
     def skip(self, appended: Appended) -> None:

@@ -318,6 +318,13 @@ def read_columns(folder: Path, files: Sequence[Path], cameras: Sequence[str]) ->
     """
     names = [name for camera in cameras for name in _addresses(camera)]
     optional = [LENGTH, FIRST, *(f"videos/{camera}/{STOP}" for camera in cameras)]
+    return _read(folder, files, names, optional)
+
+
+def _read(
+    folder: Path, files: Sequence[Path], names: Sequence[str], optional: Sequence[str]
+) -> Columns:
+    """Return columns by name, of which some may be missing; see `read_columns`."""
     in_data: dict[str, list[NDArray[np.float64]]] = {}
     for path in files:
         with closing(ParquetFile(path)) as table:

@@ -138,8 +138,12 @@ class StoredFrames:
         after the one before, and the first one needs no other frame.
         """
         own, episodes = self.camera.fps, self.camera.episodes
-        if not is_rate(own) or not math.isclose(own, fps, rel_tol=SAME_RATE):
-            # Of a single frame its time in the file would be another one's.
+        if is_rate(own):
+            same = math.isclose(own, fps, rel_tol=SAME_RATE)
+        else:
+            # Of a single frame the time in the file could be another one's.
+            same = len(self.rows) > 1
+        if not same:
             return None
         episode = int(np.searchsorted(episodes.bounds, self.rows[0], "right")) - 1
         if (np.diff(self.rows) != 1).any() or self.rows[-1] >= episodes.bounds[episode + 1]:

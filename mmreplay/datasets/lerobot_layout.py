@@ -215,8 +215,8 @@ def _notes_on(features: Collection[Feature], *, videos: bool) -> Iterator[str]:
     stay = [each.path for each in features if each.stored is not None and each.dtype == "image"]
     if stay and videos:
         yield (
-            f"files of {', '.join(map(repr, stay))} go into the set as they are. To make video of "
-            "them, pass video= with the names of all images that become video"
+            f"files of {', '.join(map(repr, stay))} go into the set as they are. A set that "
+            "is made with video= and the names of all images that become video has video of them"
         )
     wide = [each.path for each in features if each.dtype == "float64"]
     if wide:

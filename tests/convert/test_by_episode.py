@@ -190,7 +190,7 @@ def test_each_reward_of_several_is_summed(tmp_path, reward, of):
 )
 def test_a_sum_that_the_dtype_does_not_hold_is_refused(tmp_path, dtype, rewards, got):
     ring(tmp_path / "a", np.array(rewards, dtype), dtype)
-    message = rf"a sum of rewards is {got}, which {dtype} does not hold"
+    message = rf"a sum of field 'reward' is {got}, which {dtype} does not hold"
     with pytest.raises(SourceError, match=message):
         mr.load(tmp_path / "a", tmp_path / "x", frame_skip=2)
     assert not (tmp_path / "x").exists()
@@ -469,6 +469,36 @@ def test_a_field_that_is_there_is_not_declared_again(tmp_path):
         mr.load(tmp_path / "a", tmp_path / "x", map=doubles)
 
 
+def test_columns_that_a_function_adds_are_made_some_episodes_at_a_time(tmp_path, monkeypatch):
+    schema = mr.Schema({"number": mr.Field((), "int32"), "terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 4000) as buffer:
+        numbers = np.arange(4000)
+        buffer.extend(number=numbers, terminated=numbers % 4 == 3)
+    made = []
+    mapped = MappedReader._mapped
+
+    def noted(self, rows, firsts):
+        block = mapped(self, rows, firsts)
+        made.append(block.columns["pixels"].nbytes)
+        return block
+
+    monkeypatch.setattr(MappedReader, "_mapped", noted)
+
+    def draw(columns):
+        number = columns["number"].astype(np.uint8)
+        return {"pixels": np.broadcast_to(number[:, None, None, None], (len(number), 64, 64, 3))}
+
+    draw.schema = {"pixels": mr.Field((64, 64, 3), "uint8")}
+    mr.load(tmp_path / "a", tmp_path / "x", map=draw, cast={"pixels": "png"})
+    # As many rows as are encoded at a time, 32 MiB.
+    assert sum(made) == 4000 * 64 * 64 * 3
+    assert max(made) < 40 << 20
+    with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+        rows = buffer.gather_all()
+        assert rows["number"].tolist() == list(range(4000))
+        assert rows["pixels"][:, 5, 5, 1].tolist() == [n % 256 for n in range(4000)]
+
+
 def test_a_function_adds_no_end(tmp_path):
     schema = mr.Schema({"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")})
     with mr.ReplayBuffer.create(tmp_path / "a", schema, 20) as buffer:
@@ -479,7 +509,7 @@ def test_a_function_adds_no_end(tmp_path):
         return {"truncated": columns["reward"] > 1}
 
     ends.schema = {"truncated": mr.Field((), "bool")}
-    message = "schema makes field 'truncated' play the role truncated, and the source does not"
+    message = "ends: field 'truncated' would play the role truncated, and the source does not"
     with pytest.raises(SchemaError, match=message):
         mr.load(tmp_path / "a", tmp_path / "x", map=ends)
     assert not (tmp_path / "x").exists()

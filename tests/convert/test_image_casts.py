@@ -390,7 +390,9 @@ def test_files_of_other_values_have_another_name_and_no_statistics(rings, tmp_pa
         assert len(buffer) == 2 * ROWS
 
 
-@pytest.mark.parametrize("cast", [None, dict.fromkeys(RAW, "png"), {"number": "int64"}])
+@pytest.mark.parametrize(
+    "cast", [None, dict.fromkeys(RAW, "png"), dict.fromkeys(RAW, "uint8"), {"number": "int64"}]
+)
 def test_rings_with_images_keep_their_name_and_statistics_in_files(rings, tmp_path, cast):
     """With arrays of images, with their files, and with a cast that changes nothing."""
     source = rings("png")
@@ -810,8 +812,8 @@ def test_exports_to_a_set_have_files_as_images_and_arrays_as_video(rings, tmp_pa
             )
     report = mr.export(ring, tmp_path / "set", format="lerobot", fps=10, video=True)
     said = (
-        "files of 'observation/images/top' go into the set as they are. To make video of them, "
-        "pass video= with the names of all images that become video"
+        "files of 'observation/images/top' go into the set as they are. A set that is made with "
+        "video= and the names of all images that become video has video of them"
     )
     assert said in report.notes
     features = json.loads((tmp_path / "set" / "meta" / "info.json").read_text())["features"]

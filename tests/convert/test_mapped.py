@@ -215,8 +215,8 @@ def test_a_name_that_would_end_episodes_is_refused(tmp_path):
         for n in range(9):
             buffer.add(reward=n, done=n % 3 == 2)
     message = (
-        "rename makes field 'terminated' play the role terminated, and the source does not end its "
-        "episodes by it. Use another name, or add the rows to a new ring, whose episodes it ends"
+        "rename: field 'terminated' would play the role terminated, and the source does not end "
+        "its episodes by it. Give it another name, leave it out, or add the rows to a new ring"
     )
     for target in ("x", "x.npz", "x.parquet"):
         with pytest.raises(SchemaError, match=message):
@@ -224,6 +224,33 @@ def test_a_name_that_would_end_episodes_is_refused(tmp_path):
         assert not (tmp_path / target).exists()
     mr.load(tmp_path / "ring", tmp_path / "y", rename={"done": "over", "reward": "score"})
     assert columns_of(tmp_path / "y")[1]["over"].tolist() == [n % 3 == 2 for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"drop": ["done"]}, "drop"),
+        ({"fields": ["reward", "terminated"]}, "fields"),
+        (
+            {"drop": ["reward"], "rename": {"done": "over", "terminated": "truncated"}},
+            "rename, drop",
+        ),
+    ],
+)
+def test_a_field_that_becomes_an_end_is_refused_by_the_option(tmp_path, options, option):
+    end = mr.Field((), "bool")
+    schema = mr.Schema(
+        {"reward": mr.Field((), "float32"), "done": end, "terminated": end},
+        roles={"terminated": "done"},
+    )
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 20) as buffer:
+        for n in range(9):
+            buffer.add(reward=n, done=n % 3 == 2, terminated=True)
+    for target in ("x", "x.npz"):
+        with pytest.raises(SchemaError, match=f"^{option}: field '.*' would play the role"):
+            mr.export(tmp_path / "ring", tmp_path / target, **options)
+        assert not (tmp_path / target).exists()
+    mr.load(tmp_path / "ring", tmp_path / "y", drop=["done", "terminated"])
 
 
 def test_ends_keep_their_roles_under_other_names(ring, tmp_path):

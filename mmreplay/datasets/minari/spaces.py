@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.schema import Field
+from mmreplay.schema.dtypes import DTYPES
 from mmreplay.schema.field import MAX_LENGTH
 from mmreplay.schema.spaces import CHARACTER_NBYTES
 
@@ -145,12 +146,14 @@ def fits(text: object, fields: Mapping[str, Field]) -> bool:
 
 def _holds(leaf: dict[str, Any], field: Field) -> bool:
     """Return whether values of a field's dtype can be in a leaf, as Gymnasium casts."""
-    if leaf["type"] == "Discrete":
-        return field.numpy.kind in "iu" and field.dtype != "bfloat16"
-    try:
-        return field.dtype != "bfloat16" and np.can_cast(field.numpy, np.dtype(leaf.get("dtype")))
-    except TypeError:
+    numpy = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
+    if field.dtype not in numpy:
         return False
+    if leaf["type"] == "Discrete":
+        return numpy[field.dtype].kind in "iu"
+    dtype = leaf.get("dtype")
+    found = numpy.get(dtype) if isinstance(dtype, str) else None
+    return found is not None and np.can_cast(numpy[field.dtype], found)
 
 
 def parse(text: object) -> Any:

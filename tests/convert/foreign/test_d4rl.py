@@ -300,3 +300,16 @@ def test_names_of_columns_work_with_selections_and_several_sources(tmp_path, rng
             assert buffer.schema["torque"].dtype == "float64"
     with pytest.raises(SchemaError, match=r"drop must be fields .* Did you mean 'rewards'"):
         mr.load([one, two], tmp_path / "y", drop=["rewardss"])
+
+
+def test_a_column_that_a_function_adds_goes_before_a_name_of_the_source(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng))
+
+    def add(columns):
+        return {"rewards": np.ones((len(columns["reward"]), 3), np.float32)}
+
+    add.schema = {"rewards": mr.Field((3,), "float32")}
+    mr.load(tmp_path / "a.hdf5", tmp_path / "x", map=add, rename={"rewards": "terms"})
+    with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+        assert buffer.schema["terms"].shape == (3,)
+        assert buffer.schema.role("reward") == "reward"

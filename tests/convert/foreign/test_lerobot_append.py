@@ -960,9 +960,9 @@ def test_a_report_says_what_the_set_leaves_out(tmp_path):
     reports = [report for _, report in (*of.reports, *again.reports)]
     assert len(reports) == 3
     assert all("became video, which is lossy" in " ".join(each.doubts) for each in reports)
-    # A set that is there has its task.
+    # Once a session.
     task = ["no field says what the task is" in " ".join(each.notes) for each in reports]
-    assert task == [True, False, False]
+    assert task == [True, False, True]
 
 
 def test_a_forked_child_ends(tmp_path):

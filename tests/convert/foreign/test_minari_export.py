@@ -301,7 +301,6 @@ def test_a_space_of_images_goes_where_the_values_are_others(tmp_path):
         ({"cast": {"action": "float32"}}, {"type": "Box", "dtype": "float32"}, 3),
         ({"cast": {"observation/m": "float64"}}, {"type": "Discrete", "n": 4}, None),
         ({"cast": {"observation/m": "float16"}}, {"type": "Discrete", "n": 4}, 3),
-        ({"map": lambda columns: {"action": columns["action"] + 9}}, None, None),
     ],
 )
 def test_spaces_of_other_values_go(tmp_path, options, action, high):
@@ -311,13 +310,35 @@ def test_spaces_of_other_values_go(tmp_path, options, action, high):
     mr.export(ring, tmp_path / "b-v0", format="minari", **options)
     written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
     found = json.loads(written["action_space"])
-    if action is None:
-        # Of what is stored: 9 and 10.
-        assert found["start"] + found["n"] > 10
-    else:
-        assert found | action == found
+    assert found | action == found
     space = json.loads(written["observation_space"])["subspaces"]["m"]
     assert (space["high"] == 3) is (high == 3)
+
+
+def test_a_function_that_changes_what_a_space_describes_is_a_doubt(tmp_path):
+    state = np.ones((3, 2), np.float32)
+    ring = from_minari(tmp_path / "a-v0", {"m": box_of(state, 3, "float32")}, {"m": state})
+
+    def further(columns):
+        return {"action": columns["action"] + 9}
+
+    report = mr.export(ring, tmp_path / "b-v0", format="minari", map=further)
+    (doubt,) = report.doubts
+    assert "further changed 'action', whose space in Minari's metadata stays as it is" in doubt
+    rewards = mr.export(
+        ring, tmp_path / "c-v0", format="minari", map=lambda c: {"reward": c["reward"] * 2}
+    )
+    assert not any("space" in doubt for doubt in rewards.doubts)
+
+
+@pytest.mark.parametrize("dtype", [{"a": ["f4", 0, "x", 1]}, "O", "V", None, 3])
+def test_a_space_whose_dtype_is_none_goes(tmp_path, dtype):
+    state = np.ones((3, 2), np.float32)
+    ring = from_minari(tmp_path / "a-v0", {"m": box_of(state, 3, dtype)}, {"m": state})
+    mr.export(ring, tmp_path / "b-v0", format="minari")
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    space = json.loads(written["observation_space"])["subspaces"]["m"]
+    assert space["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("low", [[[0], [0, 0]], [0], "a"])
