@@ -16,7 +16,7 @@ from mmreplay.buffer.statistics import counts_left_behind, left_behind
 from mmreplay.convert.base import BLOCK_NBYTES, Block, Notes, Reader, default_rows, read_ahead
 from mmreplay.convert.buffer_writer import open_writer as open_writer
 from mmreplay.convert.buffer_writer import planned as planned
-from mmreplay.convert.description import PRIORITY, Description, select_fields
+from mmreplay.convert.description import PRIORITY, Description, refuse_new_ends, select_fields
 from mmreplay.convert.select import env_mask, paths_of
 from mmreplay.convert.stored_priorities import StoredPriorities
 from mmreplay.convert.values import split_by_bytes, value_nbytes
@@ -73,7 +73,9 @@ class BufferReader(Reader):
         self.engine = metadata.engine if metadata.engine in ON_DISK else None
         schema = metadata.schema
         if fields is not None:
-            schema = select_fields(schema, paths_of(schema.paths, fields))
+            selected = select_fields(schema, paths_of(schema.paths, fields))
+            refuse_new_ends(schema.roles, selected, "fields")
+            schema = selected
         # The heap of a compressed buffer holds the values of a few rows, and its shards
         # those of all.
         bounds_rows = bool(schema.varying) and metadata.engine != "zarr"

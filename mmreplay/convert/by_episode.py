@@ -288,15 +288,6 @@ class MappedReader(ReaderOf):
         every = {**description.schema.fields, **self._added}
         schema = Schema.from_flat(every, description.schema.roles)
         refuse_new_ends(description.schema.roles, schema, f"map {self._name}")
-        imported = description.user.get("minari")
-        spaces = imported if isinstance(imported, dict) else {}
-        # Values that change may lie outside of the spaces of the source.
-        self._in_spaces = [
-            path
-            for role in ("observation", "action")
-            if f"{role}_space" in spaces
-            for path in description.schema.role_paths(role)
-        ]
         self._description = replace(
             description, schema=schema, uuid="", statistics={}, heap_nbytes=0, values=None
         )
@@ -305,7 +296,11 @@ class MappedReader(ReaderOf):
     def own_names(self) -> OwnNames:
         """See `Reader.own_names`; a field that is added goes before a column's name."""
         names = self._reader.own_names()
-        return {own: paths for own, paths in names.items() if not under(self._added, own)}
+        return {
+            own: paths
+            for own, paths in names.items()
+            if not under(self._added, own) and not any(under((own,), each) for each in self._added)
+        }
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
@@ -380,7 +375,7 @@ class MappedReader(ReaderOf):
         return changed
 
     def _doubt(self, episode: Block, steps: int, changed: Mapping[str, Any]) -> None:
-        """Say what does not fit the steps of an episode that were changed."""
+        """Say that final observations do not fit changed ones, if there are any."""
         schema = self._description.schema
 
         def is_changed(path: str) -> bool:
@@ -389,7 +384,7 @@ class MappedReader(ReaderOf):
             old: Any = episode.columns[path][:steps]
             new: Any = changed[path]
             if not schema.fields[path].varies:
-                return not np.array_equal(old, new)
+                return not np.array_equal(old, new, equal_nan=old.dtype.kind == "f")
             old, new = (Ragged.concatenate([each]) for each in (old, new))
             same = np.array_equal(old.offsets, new.offsets)
             return not (same and np.array_equal(old.values, new.values))
@@ -397,11 +392,6 @@ class MappedReader(ReaderOf):
         if len(episode) > steps and any(map(is_changed, schema.role_paths("observation"))):
             self.report.doubt(
                 f"map {self._name} was not called with final observations, which stay as they are"
-            )
-        for path in filter(is_changed, self._in_spaces):
-            self.report.doubt(
-                f"map {self._name} changed {path!r}, whose space in Minari's metadata stays as it "
-                "is"
             )
 
     def _returned(self, columns: dict[str, Any], at: str) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import one_of
 from mmreplay.convert.base import Block, Notes, Progress, Reader, name_source
-from mmreplay.convert.description import Description
+from mmreplay.convert.description import Description, refuse_new_ends
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.provenance import PROVENANCE
 from mmreplay.convert.ranges import RangesReader, RowRanges
@@ -234,6 +234,7 @@ class JoinedReader(Reader):
             heap_nbytes=0,
         )
         self._description = description if paths is None else description.select(paths)
+        refuse_new_ends(schema.roles, self._description.schema, "fields")
 
     def describe(self) -> Description:
         """See `Reader.describe`."""

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.arguments import integer, is_number, one_of
 from mmreplay.convert.base import Notes, Progress, Reader
 from mmreplay.convert.condition import parse
-from mmreplay.convert.description import Description
+from mmreplay.convert.description import Description, refuse_new_ends
 from mmreplay.convert.episode_facts import EpisodeFacts
 from mmreplay.convert.ranges import RangesReader, RowRanges, select_ranges
 from mmreplay.convert.staging import STAGED
@@ -311,7 +311,9 @@ def bounds_of(name: str, selected: slice, total: int) -> tuple[int, int]:
 def _read(reader: RangesReader, paths: tuple[str, ...] | None) -> Reader:
     """The same reader, of some fields only."""
     if paths is not None:
+        roles = reader.describe().schema.roles
         reader.keep(paths)
+        refuse_new_ends(roles, reader.describe().schema, "fields")
     return reader
 
 

@@ -305,8 +305,7 @@ class LerobotReader(FragmentReader):
                 found[path] = self._cameras[camera]
                 if self._stays:
                     known = cache(partial(read_statistics, tables, camera))
-                    fps, named = self._info.get("fps"), self._appends.named
-                    found[path] = Camera(self._cameras[camera], where, known, fps, named)
+                    found[path] = Camera(self._cameras[camera], where, known, self._appends.named)
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:

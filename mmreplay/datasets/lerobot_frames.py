@@ -5,7 +5,6 @@ From set to set they are copied as packets: see `StoredFrames.packets`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,13 +17,10 @@ from numpy.typing import NDArray
 
 from mmreplay.datasets.common.rows import Array
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes, VideoRows
-from mmreplay.datasets.lerobot_layout import is_rate
 from mmreplay.datasets.lerobot_stats import ImageStatistics, Statistics, chosen_frames
 from mmreplay.datasets.lerobot_video import Packets, find_packets
 
 Ids = NDArray[np.int64]
-SAME_RATE = 1e-6
-"""By how much of itself a rate may differ: a layout rounds it to a fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +31,12 @@ class Camera:
         rows: Decodes them.
         episodes: Where they are.
         statistics: Returns those that the dataset has, by number of the episode.
-        fps: The dataset's frames a second, as it says them.
         named: Names what happened to the dataset where reading it in a block fails.
     """
 
     rows: VideoRows
     episodes: VideoEpisodes
     statistics: Callable[[], Mapping[int, Statistics]]
-    fps: object
     named: Callable[[], AbstractContextManager[None]] = nullcontext
 
     dtype = "uint8"
@@ -137,18 +131,17 @@ class StoredFrames:
         None unless the frames follow each other in one episode, each 1 / fps seconds
         after the one before, and the first one needs no other frame.
         """
-        own, episodes = self.camera.fps, self.camera.episodes
-        if is_rate(own):
-            same = math.isclose(own, fps, rel_tol=SAME_RATE)
-        else:
-            # Of a single frame the time in the file could be another one's.
-            same = len(self.rows) > 1
-        if not same:
-            return None
+        episodes = self.camera.episodes
         episode = int(np.searchsorted(episodes.bounds, self.rows[0], "right")) - 1
-        if (np.diff(self.rows) != 1).any() or self.rows[-1] >= episodes.bounds[episode + 1]:
+        first, stop = episodes.bounds[episode : episode + 2].tolist()
+        if (np.diff(self.rows) != 1).any() or self.rows[-1] >= stop:
             return None
-        begin = float(episodes.starts[episode]) + (self.rows[0] - episodes.bounds[episode]) / fps
+        # Of the whole episode: some of its rows do not tell how often it has frames.
+        seconds, tolerances = self.camera.rows.seconds(first, stop)
+        apart = seconds - seconds[0] - np.arange(stop - first) / fps
+        if (np.abs(apart) > tolerances).any():
+            return None
+        begin = float(episodes.starts[episode] + seconds[self.rows[0] - first])
         path = episodes.paths[int(episodes.files[episode])]
         with self.camera.named():
             return find_packets(Path(path), begin, len(self.rows), fps, TOLERANCE_S)

@@ -253,6 +253,26 @@ def test_a_field_that_becomes_an_end_is_refused_by_the_option(tmp_path, options,
     mr.load(tmp_path / "ring", tmp_path / "y", drop=["done", "terminated"])
 
 
+def test_a_plain_field_named_as_an_end_is_read_by_conditions_and_renamed(tmp_path):
+    end = mr.Field((), "bool")
+    schema = mr.Schema(
+        {"reward": mr.Field((), "float32"), "done": end, "terminated": end},
+        roles={"terminated": "done"},
+    )
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 20) as buffer:
+        for n in range(9):
+            buffer.add(reward=n, done=n % 3 == 2, terminated=n == 4)
+    mr.load(tmp_path / "ring", tmp_path / "ring2")
+    both = [tmp_path / "ring", tmp_path / "ring2"]
+    for sources, factor in ((both[0], 1), (both, 2)):
+        mr.load(sources, tmp_path / "x", overwrite=True, where="any(terminated) and return > 0")
+        assert columns_of(tmp_path / "x")[1]["reward"].tolist() == [3, 4, 5] * factor
+        changes = {"drop": ["done"], "rename": {"terminated": "over"}}
+        mr.load(sources, tmp_path / "x", overwrite=True, **changes)
+        assert columns_of(tmp_path / "x")[1]["over"].tolist() == [n == 4 for n in range(9)] * factor
+    assert mr.episode_table(both[0], where="any(terminated)").number.tolist() == [1]
+
+
 def test_ends_keep_their_roles_under_other_names(ring, tmp_path):
     mr.load(ring, tmp_path / "a", rename={"terminated": "done"})
     mr.load(tmp_path / "a", tmp_path / "b", rename={"done": "terminated"})

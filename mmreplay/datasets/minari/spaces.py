@@ -91,6 +91,22 @@ def bounded(field: Field, low: float, high: float) -> dict[str, Any]:
     return {"type": "Box", "dtype": drawn.dtype, "shape": shape, "low": low, "high": high}
 
 
+def limits_of(leaf: Any) -> tuple[Any, Any] | None:
+    """The lowest and highest values of a leaf; None where it does not say them."""
+    if not isinstance(leaf, dict):
+        return None
+    start = leaf.get("start", 0)
+    if leaf.get("type") == "Discrete" and type(start) is type(leaf.get("n")) is int:
+        return start, start + leaf["n"] - 1
+    try:
+        low, high = (
+            np.broadcast_to(np.asarray(leaf[key]), leaf["shape"]) for key in ("low", "high")
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    return (low, high) if low.dtype.kind in "biuf" and high.dtype.kind in "biuf" else None
+
+
 def discrete(minimum: int, maximum: int) -> dict[str, Any]:
     """Return the space of integers up to a maximum, from 0 or a minimum below it."""
     start = min(0, minimum)

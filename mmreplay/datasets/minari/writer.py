@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from mmreplay.datasets.minari.spaces import (
     dump,
     fits,
     leaf_of,
+    limits_of,
     names_of,
     nested,
     parse,
@@ -108,6 +109,15 @@ class MinariWriter(StagedWriter):
                 codec = self._fields[name].rules.name(self._fields[name])
                 self.notes.note(f"Minari has images of field {name!r} as {codec} files")
         self._seen = [0, 0]
+        self._limits = {
+            path: limits
+            for path, (section, below) in self._sections.items()
+            if path not in self._images
+            and section in SPACES
+            and (space := parse(self._source_metadata.get(SPACES[section]))) is not None
+            and (limits := limits_of(leaf_of(space, below))) is not None
+        }
+        self._outside = set[str]()
         self._steps = self._unended = self._disconnected = 0
         self._episode = _Episode(0)
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
@@ -147,6 +157,10 @@ class MinariWriter(StagedWriter):
             if self._sections[path] == ("actions", "") and section.dtype.kind in "iu":
                 low, high = int(section.min()), int(section.max())
                 self._seen = [min(self._seen[0], low), max(self._seen[1], high)]
+            if path in self._limits and path not in self._outside:
+                least, most = self._limits[path]
+                if ((section < least) | (section > most)).any():
+                    self._outside.add(path)
             if self._sections[path][0] == "rewards":
                 episode.rewards.append(section)
         ended = steps.last | steps.disconnected
@@ -245,19 +259,24 @@ class MinariWriter(StagedWriter):
         }
 
     def _space(self, section: str) -> str:
+        """The space of a section: the source's where there is one that fits."""
         source_metadata = self._source_metadata.get(SPACES[section])
-        if isinstance(source_metadata, str):
-            return source_metadata
-        leaves: dict[str, Any] = {}
+        known = isinstance(source_metadata, str)
+        space, leaves = parse(source_metadata), {}
         for path, (top, below) in self._sections.items():
-            if top == section:
-                each = self._fields[path]
-                number = not each.shape and np.dtype(each.dtype).kind in "iu"
-                leaves[below] = (
-                    discrete(*self._seen)
-                    if number and (section, below) == ("actions", "")
-                    else box(each)
-                )
+            if top != section or (known and path not in self._outside):
+                continue
+            each = self._fields[path]
+            number = not each.shape and np.dtype(each.dtype).kind in "iu"
+            is_action = number and (section, below) == ("actions", "")
+            leaves[below] = discrete(*self._seen) if is_action else box(each)
+            if known:
+                self.notes.note(f"values of {path!r} lie outside of its space, which was widened")
+                leaf = leaf_of(space, below)
+                leaf.clear()
+                leaf.update(leaves[below])
+        if known:
+            return dump(space) if leaves else cast("str", source_metadata)
         return dump(nested(leaves))
 
 

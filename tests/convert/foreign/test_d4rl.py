@@ -313,3 +313,21 @@ def test_a_column_that_a_function_adds_goes_before_a_name_of_the_source(tmp_path
     with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
         assert buffer.schema["terms"].shape == (3,)
         assert buffer.schema.role("reward") == "reward"
+
+
+def test_a_field_that_a_function_adds_is_not_all_that_the_source_has_below(tmp_path, rng):
+    found = episodes(rng)
+    write(tmp_path / "a.hdf5", found)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["infos/qpos"] = np.zeros((len(file["rewards"]), 2))
+
+    def add(columns):
+        return {"infos": np.ones(len(columns["reward"]), np.float32)}
+
+    mr.load(tmp_path / "a.hdf5", tmp_path / "x")
+    with mr.ReplayBuffer.open(tmp_path / "x") as buffer:
+        before = set(buffer.schema.paths)
+    add.schema = {"infos": mr.Field((), "float32")}
+    mr.load(tmp_path / "a.hdf5", tmp_path / "y", map=add, drop=["infos"])
+    with mr.ReplayBuffer.open(tmp_path / "y") as buffer:
+        assert set(buffer.schema.paths) == before

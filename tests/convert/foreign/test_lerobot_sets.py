@@ -153,6 +153,27 @@ def test_a_single_frame_of_another_rate_is_that_frame(source, tmp_path, capsys):
             assert codes_of(after[path]).tolist() == [wanted]
 
 
+@pytest.mark.parametrize("stated", [None, FPS, 2 * FPS])
+@pytest.mark.parametrize(("fps", "copied"), [(FPS, True), (2 * FPS, False)])
+def test_times_of_rows_say_whether_frames_are_copied(source, tmp_path, capsys, stated, fps, copied):
+    """Whatever rate the set states, or none."""
+    folder, steps = source
+    info = info_of(folder)
+    info.pop("fps")
+    info |= {} if stated is None else {"fps": stated}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    for first, stop in ((0, len(steps)), (1, 2)):
+        options = ["--rows", f"{first}:{stop}", "-o", f"fps={fps}", "--overwrite"]
+        report = reported(capsys, folder, tmp_path / "other", *options)
+        again = sum("were encoded again" in doubt for doubt in report["doubts"])
+        # The second frame of an episode needs the first one.
+        assert again == (0 if copied and stop > 2 else 2)
+        after = decoded(tmp_path / "other", tmp_path)
+        for camera, path in enumerate(CAMERAS):
+            wanted = [code(step["episode"], step["frame"], camera) for step in steps[first:stop]]
+            assert codes_of(after[path]).tolist() == wanted
+
+
 def test_another_rate_encodes_episodes_that_begin_at_the_end_of_a_block(
     source, tmp_path, capsys, monkeypatch
 ):

@@ -315,20 +315,39 @@ def test_spaces_of_other_values_go(tmp_path, options, action, high):
     assert (space["high"] == 3) is (high == 3)
 
 
-def test_a_function_that_changes_what_a_space_describes_is_a_doubt(tmp_path):
-    state = np.ones((3, 2), np.float32)
-    ring = from_minari(tmp_path / "a-v0", {"m": box_of(state, 3, "float32")}, {"m": state})
+def test_a_space_is_widened_where_values_lie_outside_of_it(tmp_path):
+    state = np.array([[1, 2], [2, np.nan], [3, 1]], np.float32)
+    mask = np.ones((3, 2), np.uint8)
+    spaces = {"m": box_of(state, 3, "float32"), "n": box_of(mask, 1)}
+    ring = from_minari(tmp_path / "a-v0", spaces, {"m": state, "n": mask})
 
     def further(columns):
-        return {"action": columns["action"] + 9}
+        return {"action": columns["action"] + 9, "observation/m": columns["observation/m"] + 3}
 
     report = mr.export(ring, tmp_path / "b-v0", format="minari", map=further)
-    (doubt,) = report.doubts
-    assert "further changed 'action', whose space in Minari's metadata stays as it is" in doubt
-    rewards = mr.export(
-        ring, tmp_path / "c-v0", format="minari", map=lambda c: {"reward": c["reward"] * 2}
+    said = {
+        f"values of {name!r} lie outside of its space, which was widened"
+        for name in ("action", "observation/m")
+    }
+    assert said <= {*report.notes}
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    found = json.loads(written["action_space"])
+    assert (found["type"], found["start"], found["n"]) == ("Discrete", 0, 11)
+    found = json.loads(written["observation_space"])["subspaces"]
+    assert found["m"]["high"] == [np.inf, np.inf]
+    assert found["n"] == spaces["n"]
+    report = mr.export(
+        ring,
+        tmp_path / "c-v0",
+        format="minari",
+        map=lambda c: {"reward": c["reward"] * 2},
+        strict=True,
     )
-    assert not any("space" in doubt for doubt in rewards.doubts)
+    assert not any("outside" in note for note in report.notes)
+    again = json.loads((tmp_path / "c-v0" / "data" / "metadata.json").read_text())
+    first = json.loads((tmp_path / "a-v0" / "data" / "metadata.json").read_text())
+    for key in ("observation_space", "action_space"):
+        assert again[key] == first[key]
 
 
 @pytest.mark.parametrize("dtype", [{"a": ["f4", 0, "x", 1]}, "O", "V", None, 3])
