@@ -296,11 +296,7 @@ class MappedReader(ReaderOf):
     def own_names(self) -> OwnNames:
         """See `Reader.own_names`; a field that is added goes before a column's name."""
         names = self._reader.own_names()
-        return {
-            own: paths
-            for own, paths in names.items()
-            if not under(self._added, own) and not any(under((own,), each) for each in self._added)
-        }
+        return {own: paths for own, paths in names.items() if not under(self._added, own)}
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""

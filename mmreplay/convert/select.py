@@ -220,7 +220,7 @@ def paths_of(
     for name in names:
         found: set[str] = set()
         if isinstance(name, str):
-            exact = [name] if name in known else under(known, name)
+            exact = [name] if name in known else [] if name in paths else under(known, name)
             found = {path for own in exact for path in known[own]}.intersection(paths)
             found.update(under(paths, name) if name not in known else ())
         if not found:

@@ -148,7 +148,6 @@ class VideoRows:
         self._episodes, self._times, self._name = episodes, times, name
         lengths = np.diff(episodes.bounds)
         self._rows_of_file = np.bincount(episodes.files, lengths, len(episodes.paths))
-        self._seconds = (0, 0), (np.zeros(0), np.zeros(0))
         self._opened: set[int] = set()
         self._video: _Video | None = None
         self._next = -1
@@ -157,24 +156,6 @@ class VideoRows:
             self.shape = self.read(0, 1).shape[1:]
         finally:
             self.close()
-
-    def seconds(self, first: int, stop: int) -> tuple[Array, Array]:
-        """Seconds of rows since their episode began, and by how much they may differ.
-
-        Returns:
-            Both float64 ``[stop - first]``.
-        """
-        # Those of an episode whose frames are copied are asked for several times.
-        asked, found = self._seconds
-        if asked != (first, stop):
-            # Cameras that are read in several threads have one column of times.
-            with _one_at_a_time:
-                stored = self._times.read(first, stop).reshape(-1)
-            # The time of a row may be rounded to its dtype.
-            tolerances = TOLERANCE_S + np.spacing(np.abs(stored)).astype(float)
-            found = stored.astype(float), tolerances
-            self._seconds = (first, stop), found
-        return found
 
     def read(self, first: int, stop: int) -> Array:
         """See `Rows.read`.
@@ -185,7 +166,12 @@ class VideoRows:
         """
         found = np.empty((stop - first, *self.shape), np.uint8)
         bounds = self._episodes.bounds
-        seconds, tolerances = self.seconds(first, stop)
+        # Cameras that are read in several threads have one column of times.
+        with _one_at_a_time:
+            stored = self._times.read(first, stop)
+        seconds = stored.astype(np.float64).reshape(-1)
+        # The time of a row may be rounded to its dtype.
+        tolerances = TOLERANCE_S + np.spacing(np.abs(stored.reshape(-1))).astype(float)
         row = first
         while row < stop:
             episode = int(np.searchsorted(bounds, row, "right")) - 1

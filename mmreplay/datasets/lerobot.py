@@ -305,7 +305,8 @@ class LerobotReader(FragmentReader):
                 found[path] = self._cameras[camera]
                 if self._stays:
                     known = cache(partial(read_statistics, tables, camera))
-                    found[path] = Camera(self._cameras[camera], where, known, self._appends.named)
+                    frames, named = self._cameras[camera], self._appends.named
+                    found[path] = Camera(frames, where, times, known, named)
             elif own == TEXTS and tasks is not None:
                 found[path] = self._task_rows(tasks, window)
             else:

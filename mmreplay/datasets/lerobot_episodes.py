@@ -101,11 +101,16 @@ class Times:
         rows: Of each row, of shape ``[]``.
         first: float64 ``[episodes]``, of the first row of each.
         last: float64 ``[episodes]``, of the last row of each.
+        slowest: float64 ``[episodes]``, the lowest rate, in rows a second, that the
+            times of all rows of each allow; 0 of a single row.
+        fastest: float64 ``[episodes]``, the highest one; infinite of a single row.
     """
 
     rows: ColumnRows
     first: NDArray[np.float64]
     last: NDArray[np.float64]
+    slowest: NDArray[np.float64]
+    fastest: NDArray[np.float64]
 
 
 def check_times(folder: Path, in_data: Episodes, rows: ColumnRows) -> Times:
@@ -116,10 +121,12 @@ def check_times(folder: Path, in_data: Episodes, rows: ColumnRows) -> Times:
     """
     bounds = in_data.bounds
     first, last = np.empty((2, len(bounds) - 1))
+    slowest, fastest = np.zeros(len(first)), np.full(len(first), np.inf)
     before = np.full(1, -np.inf)
     for begin in range(0, rows.count, BATCH_ROWS):
         stop = min(begin + BATCH_ROWS, rows.count)
-        seconds = rows.read(begin, stop).astype(np.float64).reshape(-1)
+        stored = rows.read(begin, stop).reshape(-1)
+        seconds = stored.astype(np.float64)
         shifted = np.concatenate([before, seconds[:-1]])
         low, high = np.searchsorted(bounds[:-1], (begin, stop))
         starts = bounds[low:high] - begin
@@ -136,7 +143,16 @@ def check_times(folder: Path, in_data: Episodes, rows: ColumnRows) -> Times:
         low, high = np.searchsorted(bounds[1:], (begin + 1, stop + 1))
         last[low:high] = seconds[bounds[1:][low:high] - begin - 1]
         before = seconds[-1:]
-    return Times(rows, first, last)
+        row = np.arange(begin, stop)
+        episode = np.searchsorted(bounds, row, "right") - 1
+        later = row > bounds[episode]
+        steps, episode = (row - bounds[episode])[later], episode[later]
+        passed = seconds[later] - first[episode]
+        # The time of a row may be rounded to its dtype.
+        apart = TOLERANCE_S + np.spacing(np.abs(stored[later])).astype(float)
+        np.maximum.at(slowest, episode, steps / (passed + apart))
+        np.minimum.at(fastest, episode, steps / np.maximum(passed - apart, TOLERANCE_S))
+    return Times(rows, first, last, slowest, fastest)
 
 
 def find_videos(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay.datasets.common.rows import Array
 from mmreplay.datasets.images import TOLERANCE_S, VideoEpisodes, VideoRows
+from mmreplay.datasets.lerobot_episodes import Times
 from mmreplay.datasets.lerobot_stats import ImageStatistics, Statistics, chosen_frames
 from mmreplay.datasets.lerobot_video import Packets, find_packets
 
@@ -30,12 +31,14 @@ class Camera:
     Attributes:
         rows: Decodes them.
         episodes: Where they are.
+        times: When its rows are shown.
         statistics: Returns those that the dataset has, by number of the episode.
         named: Names what happened to the dataset where reading it in a block fails.
     """
 
     rows: VideoRows
     episodes: VideoEpisodes
+    times: Times
     statistics: Callable[[], Mapping[int, Statistics]]
     named: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -136,12 +139,12 @@ class StoredFrames:
         first, stop = episodes.bounds[episode : episode + 2].tolist()
         if (np.diff(self.rows) != 1).any() or self.rows[-1] >= stop:
             return None
+        times = self.camera.times
         # Of the whole episode: some of its rows do not tell how often it has frames.
-        seconds, tolerances = self.camera.rows.seconds(first, stop)
-        apart = seconds - seconds[0] - np.arange(stop - first) / fps
-        if (np.abs(apart) > tolerances).any():
+        if not times.slowest[episode] <= fps <= times.fastest[episode]:
             return None
-        begin = float(episodes.starts[episode] + seconds[self.rows[0] - first])
+        begin = float(episodes.starts[episode] + times.first[episode])
+        begin += (self.rows[0] - first) / fps
         path = episodes.paths[int(episodes.files[episode])]
         with self.camera.named():
             return find_packets(Path(path), begin, len(self.rows), fps, TOLERANCE_S)

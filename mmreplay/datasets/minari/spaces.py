@@ -107,6 +107,14 @@ def limits_of(leaf: Any) -> tuple[Any, Any] | None:
     return (low, high) if low.dtype.kind in "biuf" and high.dtype.kind in "biuf" else None
 
 
+def widen(leaf: dict[str, Any], low: Any, high: Any) -> None:
+    """Give a leaf other limits, of the kind that it has; see `limits_of`."""
+    if leaf["type"] == "Discrete":
+        leaf |= {"start": int(low), "n": int(high) - int(low) + 1}
+    else:
+        leaf |= {"low": np.asarray(low).tolist(), "high": np.asarray(high).tolist()}
+
+
 def discrete(minimum: int, maximum: int) -> dict[str, Any]:
     """Return the space of integers up to a maximum, from 0 or a minimum below it."""
     start = min(0, minimum)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from mmreplay.datasets.minari.spaces import (
     nested,
     parse,
     stores_files,
+    widen,
 )
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -157,10 +158,7 @@ class MinariWriter(StagedWriter):
             if self._sections[path] == ("actions", "") and section.dtype.kind in "iu":
                 low, high = int(section.min()), int(section.max())
                 self._seen = [min(self._seen[0], low), max(self._seen[1], high)]
-            if path in self._limits and path not in self._outside:
-                least, most = self._limits[path]
-                if ((section < least) | (section > most)).any():
-                    self._outside.add(path)
+            self._compare(path, section)
             if self._sections[path][0] == "rewards":
                 episode.rewards.append(section)
         ended = steps.last | steps.disconnected
@@ -171,6 +169,16 @@ class MinariWriter(StagedWriter):
         self._steps += stop - first
         if episode.nbytes > EPISODE_NBYTES:
             self._spill()
+
+    def _compare(self, path: str, values: Array) -> None:
+        """Widen the limits of a field's space to values that lie outside."""
+        if path not in self._limits or not len(values):
+            return
+        low, high = self._limits[path]
+        if ((values < low) | (values > high)).any():
+            self._outside.add(path)
+            low = np.fmin(low, np.fmin.reduce(values, axis=0))
+            self._limits[path] = low, np.fmax(high, np.fmax.reduce(values, axis=0))
 
     def _spill(self) -> None:
         """Write the buffered rows of an episode that continues."""
@@ -190,6 +198,7 @@ class MinariWriter(StagedWriter):
             if section in ("observations", "infos"):
                 self._refuse_missing(path, values[last : last + 1])
                 episode.add(self._names[path], values[last : last + 1])
+                self._compare(path, values[last : last + 1])
         self._count_episode(steps, last)
         if episode.begun:
             self._spill()
@@ -259,24 +268,36 @@ class MinariWriter(StagedWriter):
         }
 
     def _space(self, section: str) -> str:
-        """The space of a section: the source's where there is one that fits."""
+        """The space of a section: the source's where there is one that fits.
+
+        Raises:
+            SourceError: Widened, it is one of images, of which Minari would want files.
+        """
         source_metadata = self._source_metadata.get(SPACES[section])
-        known = isinstance(source_metadata, str)
-        space, leaves = parse(source_metadata), {}
-        for path, (top, below) in self._sections.items():
-            if top != section or (known and path not in self._outside):
-                continue
+        mine = {path: below for path, (top, below) in self._sections.items() if top == section}
+        if isinstance(source_metadata, str):
+            space = parse(source_metadata)
+            outside = sorted(self._outside & mine.keys())
+            for path in outside:
+                leaf = leaf_of(space, mine[path])
+                widen(leaf, *self._limits[path])
+                self.notes.note(f"values of {path!r} lie outside of its space, which was widened")
+                if self._images and stores_files(leaf):
+                    raise SourceError(
+                        f"values of {path!r} lie outside of its space, and Minari would take its "
+                        f"arrays for files as those of {self._images[0]!r}. Cast both to the same, "
+                        "or drop one."
+                    )
+            return dump(space) if outside else source_metadata
+        leaves: dict[str, Any] = {}
+        for path, below in mine.items():
             each = self._fields[path]
             number = not each.shape and np.dtype(each.dtype).kind in "iu"
-            is_action = number and (section, below) == ("actions", "")
-            leaves[below] = discrete(*self._seen) if is_action else box(each)
-            if known:
-                self.notes.note(f"values of {path!r} lie outside of its space, which was widened")
-                leaf = leaf_of(space, below)
-                leaf.clear()
-                leaf.update(leaves[below])
-        if known:
-            return dump(space) if leaves else cast("str", source_metadata)
+            leaves[below] = (
+                discrete(*self._seen)
+                if number and (section, below) == ("actions", "")
+                else box(each)
+            )
         return dump(nested(leaves))
 
 

@@ -331,3 +331,7 @@ def test_a_field_that_a_function_adds_is_not_all_that_the_source_has_below(tmp_p
     mr.load(tmp_path / "a.hdf5", tmp_path / "y", map=add, drop=["infos"])
     with mr.ReplayBuffer.open(tmp_path / "y") as buffer:
         assert set(buffer.schema.paths) == before
+    mr.load(tmp_path / "a.hdf5", tmp_path / "z", map=add, drop=["infos/qpos"])
+    with mr.ReplayBuffer.open(tmp_path / "z") as buffer:
+        assert len(buffer.schema.paths) == len(before)
+        assert "infos" in buffer.schema.paths

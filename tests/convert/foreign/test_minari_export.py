@@ -234,7 +234,7 @@ def test_images_that_minari_has_not_as_files_are_refused(tmp_path, fields, messa
     assert not (tmp_path / "a-v0").exists()
 
 
-def from_minari(folder, spaces, arrays, jpeg=False):
+def from_minari(folder, spaces, arrays, jpeg=False, n=4):
     """A set of one episode of such observations, loaded into a ring."""
     group = folder / "data" / "main_data.hdf5"
     group.parent.mkdir(parents=True)
@@ -245,7 +245,7 @@ def from_minari(folder, spaces, arrays, jpeg=False):
         "data_format": "hdf5",
         "jpeg_encoding": jpeg,
         "observation_space": json.dumps(leaves),
-        "action_space": json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}),
+        "action_space": json.dumps({"type": "Discrete", "dtype": "int64", "start": 0, "n": n}),
         "dataset_id": "a-v0",
         "minari_version": "0.5.4",
     }
@@ -334,7 +334,8 @@ def test_a_space_is_widened_where_values_lie_outside_of_it(tmp_path):
     found = json.loads(written["action_space"])
     assert (found["type"], found["start"], found["n"]) == ("Discrete", 0, 11)
     found = json.loads(written["observation_space"])["subspaces"]
-    assert found["m"]["high"] == [np.inf, np.inf]
+    # Of each component; the final observation stays below.
+    assert (found["m"]["low"], found["m"]["high"]) == ([0, 0], [5, 5])
     assert found["n"] == spaces["n"]
     report = mr.export(
         ring,
@@ -348,6 +349,48 @@ def test_a_space_is_widened_where_values_lie_outside_of_it(tmp_path):
     first = json.loads((tmp_path / "a-v0" / "data" / "metadata.json").read_text())
     for key in ("observation_space", "action_space"):
         assert again[key] == first[key]
+
+
+@pytest.mark.parametrize(
+    ("actions", "start", "n"), [([-1, 5], -1, 19), ([3, 20], 0, 21), ([0, 17], 0, 18)]
+)
+def test_a_discrete_space_keeps_what_it_had(tmp_path, actions, start, n):
+    state = np.ones((3, 2), np.float32)
+    ring = from_minari(tmp_path / "a-v0", {"m": box_of(state, 3, "float32")}, {"m": state}, n=18)
+    mr.export(
+        ring, tmp_path / "b-v0", format="minari", map=lambda columns: {"action": np.array(actions)}
+    )
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    found = json.loads(written["action_space"])
+    assert (found["type"], found["start"], found["n"]) == ("Discrete", start, n)
+
+
+def test_a_final_observation_widens_a_space(tmp_path):
+    state = np.array([[1], [2], [9]], np.float32)
+    ring = from_minari(tmp_path / "a-v0", {"m": box_of(state, 3, "float32")}, {"m": state})
+    report = mr.export(ring, tmp_path / "b-v0", format="minari")
+    assert "values of 'observation/m' lie outside of its space, which was widened" in report.notes
+    written = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    assert json.loads(written["observation_space"])["subspaces"]["m"]["high"] == [9]
+
+
+def test_a_mask_does_not_become_an_image_beside_files(tmp_path):
+    frames = np.stack([camera((32, 32, 3), n) for n in range(3)])
+    for value in (2, 255):
+        mask = np.full((3, 32, 32), value, np.uint8)
+        spaces = {"a": box_of(frames, 255), "m": box_of(mask, 1)}
+        ring = from_minari(tmp_path / f"{value}" / "a-v0", spaces, {"a": frames, "m": mask})
+        target = tmp_path / f"{value}" / "b-v0"
+        if value == 2:
+            mr.export(ring, target, format="minari", cast={"observation/a": "png"})
+            mr.load(target, tmp_path / "back")
+            with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
+                np.testing.assert_array_equal(buffer.gather_all()["observation/m"], mask)
+            continue
+        message = "values of 'observation/m' lie outside of its space, and Minari would take its"
+        with pytest.raises(SourceError, match=message):
+            mr.export(ring, target, format="minari", cast={"observation/a": "png"})
+        assert not target.exists()
 
 
 @pytest.mark.parametrize("dtype", [{"a": ["f4", 0, "x", 1]}, "O", "V", None, 3])
