@@ -374,7 +374,7 @@ def test_a_final_observation_widens_a_space(tmp_path):
     assert json.loads(written["observation_space"])["subspaces"]["m"]["high"] == [9]
 
 
-def test_a_mask_does_not_become_an_image_beside_files(tmp_path):
+def test_a_mask_stays_an_array_where_others_are_files(tmp_path):
     frames = np.stack([camera((32, 32, 3), n) for n in range(3)])
     for value in (2, 255):
         mask = np.full((3, 32, 32), value, np.uint8)
