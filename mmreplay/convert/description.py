@@ -305,7 +305,7 @@ def select_fields(schema: Schema, paths: tuple[str, ...]) -> Schema:
 
 
 def refuse_new_ends(roles: Mapping[str, str], schema: Schema, option: str) -> None:
-    """Refuse fields that become ends of episodes, of which flags say nothing.
+    """Refuse fields that become ends of episodes, which the flags do not mark.
 
     Args:
         roles: Of the rows before, by the names that fields have now.

@@ -427,10 +427,10 @@ def _check_twice(sources: Sequence[Source], notes: Notes | None) -> None:
 
     Args:
         sources: With the rows that are selected.
-        notes: Where equal episodes were left out: of the result, which is told.
+        notes: Of the result, for a doubt; None refuses instead.
 
     Raises:
-        SchemaError: There are some, and no episodes were left out.
+        SchemaError: There are some, and `notes` is None.
     """
     by_uuid: dict[str, list[Source]] = {}
     for source in sources:

@@ -226,6 +226,20 @@ def test_a_name_that_would_end_episodes_is_refused(tmp_path):
     assert columns_of(tmp_path / "y")[1]["over"].tolist() == [n % 3 == 2 for n in range(9)]
 
 
+@pytest.fixture
+def misnamed(tmp_path):
+    """A ring whose episodes end by the field done, beside another named terminated."""
+    end = mr.Field((), "bool")
+    schema = mr.Schema(
+        {"reward": mr.Field((), "float32"), "done": end, "terminated": end},
+        roles={"terminated": "done"},
+    )
+    with mr.ReplayBuffer.create(tmp_path / "misnamed", schema, 20) as buffer:
+        for n in range(9):
+            buffer.add(reward=n, done=n % 3 == 2, terminated=n == 4)
+    return tmp_path / "misnamed"
+
+
 @pytest.mark.parametrize(
     ("options", "option"),
     [
@@ -237,33 +251,17 @@ def test_a_name_that_would_end_episodes_is_refused(tmp_path):
         ),
     ],
 )
-def test_a_field_that_becomes_an_end_is_refused_by_the_option(tmp_path, options, option):
-    end = mr.Field((), "bool")
-    schema = mr.Schema(
-        {"reward": mr.Field((), "float32"), "done": end, "terminated": end},
-        roles={"terminated": "done"},
-    )
-    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 20) as buffer:
-        for n in range(9):
-            buffer.add(reward=n, done=n % 3 == 2, terminated=True)
+def test_a_field_that_becomes_an_end_is_refused_by_the_option(misnamed, tmp_path, options, option):
     for target in ("x", "x.npz"):
         with pytest.raises(SchemaError, match=f"^{option}: field '.*' would play the role"):
-            mr.export(tmp_path / "ring", tmp_path / target, **options)
+            mr.export(misnamed, tmp_path / target, **options)
         assert not (tmp_path / target).exists()
-    mr.load(tmp_path / "ring", tmp_path / "y", drop=["done", "terminated"])
+    mr.load(misnamed, tmp_path / "y", drop=["done", "terminated"])
 
 
-def test_a_plain_field_named_as_an_end_is_read_by_conditions_and_renamed(tmp_path):
-    end = mr.Field((), "bool")
-    schema = mr.Schema(
-        {"reward": mr.Field((), "float32"), "done": end, "terminated": end},
-        roles={"terminated": "done"},
-    )
-    with mr.ReplayBuffer.create(tmp_path / "ring", schema, 20) as buffer:
-        for n in range(9):
-            buffer.add(reward=n, done=n % 3 == 2, terminated=n == 4)
-    mr.load(tmp_path / "ring", tmp_path / "ring2")
-    both = [tmp_path / "ring", tmp_path / "ring2"]
+def test_a_plain_field_named_as_an_end_is_read_by_conditions_and_renamed(misnamed, tmp_path):
+    mr.load(misnamed, tmp_path / "ring2")
+    both = [misnamed, tmp_path / "ring2"]
     for sources, factor in ((both[0], 1), (both, 2)):
         mr.load(sources, tmp_path / "x", overwrite=True, where="any(terminated) and return > 0")
         assert columns_of(tmp_path / "x")[1]["reward"].tolist() == [3, 4, 5] * factor
