@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
+from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import (
@@ -245,11 +246,20 @@ class RingDraws:
                             if counter is not None:
                                 ring.buffer.limit = counter.bind_to(ring.buffer)
                         continue
-                    ring.buffer.close()
+                    self._rings.pop(name).buffer.close()
                 sampler = make(self.client["sampler"])
-                buffer = ReplayBuffer.open(
-                    folder, sampler=sampler, transforms=self._transforms, limiter=counter_of(folder)
-                )
+                try:
+                    buffer = ReplayBuffer.open(
+                        folder,
+                        sampler=sampler,
+                        transforms=self._transforms,
+                        limiter=counter_of(folder),
+                    )
+                except FormatError:
+                    if not holds_buffer(folder):
+                        # Deleted since it was listed.
+                        continue
+                    raise
                 self._rings[name] = _Ring(buffer, sampler, folder)
             # In the order of names, whichever came first.
             self._rings = dict(sorted(self._rings.items()))

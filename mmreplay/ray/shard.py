@@ -283,7 +283,13 @@ class Shard:
                         self.rings.pop(name).close()
             for name, version in found.items():
                 if name not in self.rings:
-                    self._open(name)
+                    try:
+                        self._open(name)
+                    except FormatError:
+                        if not holds_buffer(self.folder / name):
+                            # Deleted since it was listed.
+                            continue
+                        raise
                     self._versions[name] = version
             return dict(self.rings)
 

@@ -115,6 +115,27 @@ def test_a_ring_without_mass_draws_nothing(tmp_path):
     shard.close()
 
 
+def test_a_ring_that_was_deleted_since_it_was_listed_is_passed_over(tmp_path, folders, shard):
+    client = client_of(mr.UniformSampler())
+    expected = shard.masses(client, 0, 0.0)
+    folders["gone"] = tmp_path / "gone"
+    assert shard.masses(client, 0, 0.0) == expected
+
+
+def test_a_ring_that_is_made_again_damaged_is_drawn_from_once_it_is_whole(folders, shard):
+    client = client_of(mr.UniformSampler())
+    expected = shard.masses(client, 0, 0.0)
+    shutil.copytree(folders["a"], folders["a"].with_name("copy"))
+    shutil.rmtree(folders["a"])
+    folders["a"].mkdir()
+    (folders["a"] / "metadata.json").write_bytes(b"{")
+    with pytest.raises(mr.FormatError, match=r"metadata\.json"):
+        shard.masses(client, 0, 0.0)
+    shutil.rmtree(folders["a"])
+    folders["a"].with_name("copy").rename(folders["a"])
+    assert shard.masses(client, 0, 0.0) == expected
+
+
 def test_new_rings_and_new_rows_are_seen(tmp_path, folders, shard):
     client = client_of(mr.PrioritizedSampler(1.0, eps=0.0))
     shard.masses(client, 0, 0.0)

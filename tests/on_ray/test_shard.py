@@ -107,6 +107,22 @@ def test_a_ring_that_was_deleted_is_no_more_and_its_name_free(shard, tmp_path):
     assert shard.serve("a")["steps"] == 20
 
 
+def test_a_ring_that_is_deleted_while_the_rings_are_looked_for_is_no_more(
+    shard, tmp_path, monkeypatch
+):
+    for name in ("a", "b"):
+        fill(tmp_path / "run" / name, 10)
+    find = shard._find_rings
+
+    def then_delete():
+        found = find()
+        shutil.rmtree(tmp_path / "run" / "a", ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(shard, "_find_rings", then_delete)
+    assert list(shard.open_rings()) == ["b"]
+
+
 def test_a_damaged_ring_is_an_answer_until_it_is_whole(shard, tmp_path):
     fill(tmp_path / "run" / "a", 10)
     damaged = tmp_path / "run" / "b" / "metadata.json"
