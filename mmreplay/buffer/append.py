@@ -76,6 +76,41 @@ class Appender:
         warns_of_ends: Whether `close` warns of `unstored_ends`.
     """
 
+    # Slots, as those of `GenerationReader`: 31 attributes in a dict cost 4 % of an add.
+    __slots__ = (
+        "_add_lock",
+        "_ahead_rows",
+        "_allowed",
+        "_autoreset",
+        "_before_overwrite",
+        "_check_at",
+        "_commit",
+        "_committer",
+        "_common_head",
+        "_ended",
+        "_fast_append",
+        "_fields",
+        "_first_rows",
+        "_flags",
+        "_heads",
+        "_let_go",
+        "_limits",
+        "_lowest_limit",
+        "_num_ends",
+        "_one",
+        "_refill_at",
+        "_ring",
+        "_slots",
+        "_store",
+        "_tails",
+        "_together",
+        "_values",
+        "checks_ends",
+        "owner",
+        "validator",
+        "warns_of_ends",
+    )
+
     def __init__(
         self,
         store: Store,
