@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.opening import holds_buffer
 from mmreplay.buffer.reader import GenerationReader, ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import (
@@ -239,27 +238,18 @@ class RingDraws:
             for name, folder in folders.items():
                 ring = self._rings.get(name)
                 if ring is not None:
-                    if ring.folder == folder and not _is_removed(ring.buffer):
+                    if ring.folder == folder and not _is_gone(ring.buffer):
                         if ring.buffer.limit is None:
                             # A writer brings a limiter to a ring that had none.
                             counter = counter_of(folder)
                             if counter is not None:
                                 ring.buffer.limit = counter.bind_to(ring.buffer)
                         continue
-                    self._rings.pop(name).buffer.close()
+                    ring.buffer.close()
                 sampler = make(self.client["sampler"])
-                try:
-                    buffer = ReplayBuffer.open(
-                        folder,
-                        sampler=sampler,
-                        transforms=self._transforms,
-                        limiter=counter_of(folder),
-                    )
-                except FormatError:
-                    if not holds_buffer(folder):
-                        # Deleted since it was listed.
-                        continue
-                    raise
+                buffer = ReplayBuffer.open(
+                    folder, sampler=sampler, transforms=self._transforms, limiter=counter_of(folder)
+                )
                 self._rings[name] = _Ring(buffer, sampler, folder)
             # In the order of names, whichever came first.
             self._rings = dict(sorted(self._rings.items()))
@@ -641,7 +631,11 @@ class ShardDraws:
         with self._lock:
             served = self._by_client.get(name) or _Served(RingDraws(client))
             if now - served.listed_at >= look_s:
-                served.draws.serve(self._folders())
+                try:
+                    served.draws.serve(self._folders())
+                except FormatError:
+                    # A ring may have been deleted since it was listed.
+                    served.draws.serve(self._folders())
                 served.listed_at = now
             served.asked_at = now
             self._by_client[name] = served

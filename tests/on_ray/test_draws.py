@@ -115,11 +115,25 @@ def test_a_ring_without_mass_draws_nothing(tmp_path):
     shard.close()
 
 
-def test_a_ring_that_was_deleted_since_it_was_listed_is_passed_over(tmp_path, folders, shard):
+def test_a_ring_that_was_deleted_since_it_was_listed_is_passed_over(tmp_path, folders):
+    listings = [{**folders, "gone": tmp_path / "gone"}, folders, folders]
+    shard = ShardDraws(lambda: listings.pop(0))
     client = client_of(mr.UniformSampler())
     expected = shard.masses(client, 0, 0.0)
-    folders["gone"] = tmp_path / "gone"
+    assert [*expected] == [*folders]
     assert shard.masses(client, 0, 0.0) == expected
+    shard.close()
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder"])
+def test_a_ring_that_is_listed_and_not_there_is_a_format_error(tmp_path, folders, there):
+    folders["c"] = tmp_path / "c"
+    if there == "an empty folder":
+        folders["c"].mkdir()
+    shard = ShardDraws(lambda: folders)
+    with pytest.raises(mr.FormatError, match=r"c (does not exist|is not a replay buffer)"):
+        shard.masses(client_of(mr.UniformSampler()), 0, 0.0)
+    shard.close()
 
 
 def test_a_ring_that_is_made_again_damaged_is_drawn_from_once_it_is_whole(folders, shard):

@@ -277,7 +277,7 @@ def made_again(run, number):
     """Delete a ring, make another one of its name, and return all that is left."""
     folders, own = run.known[number].folders, np.arange(1000, 1009)
     path = folders.pop("r")
-    # At once: a batch ahead may be opening the ring.
+    # At once: a batch ahead that opens half a ring gets another error.
     shutil.rmtree(path.rename(path.with_name("deleted")))
     folders["r"] = ring(path, own)
     edges = np.cumsum((0, *SIZES))
