@@ -634,7 +634,7 @@ class ShardDraws:
                 try:
                     served.draws.serve(self._folders())
                 except FormatError:
-                    # A ring may have been deleted since it was listed.
+                    # A ring may have been deleted since it was listed: once more.
                     served.draws.serve(self._folders())
                 served.listed_at = now
             served.asked_at = now
@@ -677,7 +677,7 @@ def _is_removed(buffer: ReplayBuffer) -> bool:
 
 
 def _is_gone(buffer: ReplayBuffer) -> bool:
-    """Whether a ring was deleted, and maybe closed since."""
+    """Whether a ring was deleted, or was closed and could not be opened again."""
     return buffer.closed or _is_removed(buffer)
 
 

@@ -268,10 +268,11 @@ class MinariWriter(StagedWriter):
         }
 
     def _space(self, section: str) -> str:
-        """The space of a section: the source's where there is one that fits.
+        """The space of a section: the source's, if it fits the fields, or a new one.
 
         Raises:
-            SourceError: Widened, it is one of images, of which Minari would want files.
+            SourceError: A space must be widened, and Minari would then take its arrays
+                for image files.
         """
         source_metadata = self._source_metadata.get(SPACES[section])
         mine = {path: below for path, (top, below) in self._sections.items() if top == section}
